@@ -1,0 +1,1 @@
+"""Benchmarks, prompts and reports: whether speculation paid, on which text, and by how much."""
