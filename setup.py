@@ -4,8 +4,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-# One version of torch everywhere: it is used to compare with transformers and to read `.pt` files, and an unpinned
-# torch can be several GB.
+# One version of torch everywhere: it serves to compare with transformers and to read `.pt` files.
 TORCH = "torch==2.13.0"
 
 CORE = [
@@ -37,14 +36,14 @@ EXTRAS = {
     "wandb": ["wandb>=0.19"],
     "notebooks": ["jupyterlab>=4.2", "ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "launch": ["etils[epath-gcs]>=1.12"],
-    "test": [TORCH, "pytest>=8.3"],
+    "test": [TORCH, "pytest>=8.3", "setuptools>=77"],
     "dev": ["ruff>=0.14", "mypy>=1.18", "pre-commit>=4.0"],
 }
 
 setup(
     name="specjax",
     version="0.1.0",
-    description="Speculative decoding research in JAX: one compiled draft-verify loop, training, exactness, benchmarks.",
+    description="Speculative decoding research in JAX: one compiled draft-verify loop, trained and measured",
     long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

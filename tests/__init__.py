@@ -1,0 +1,1 @@
+"""Tests of specjax: the layout mirrors the package."""

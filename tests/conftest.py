@@ -1,0 +1,74 @@
+"""What every test runs under: CPU, full float32 matmuls, the reference data where there is some."""
+
+import os
+
+# Before any test imports JAX. An accelerator is asked for from outside: JAX_PLATFORMS=cuda,cpu pytest -m gpu.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "float32")
+# The default of one second would keep tiny models out of the compilation cache.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+from pathlib import Path
+
+import pytest
+
+from tests import pitfalls
+
+
+def data_directory() -> Path | None:
+    """The reference data that SPECJAX_DATA names, if it names any."""
+    value = os.environ.get("SPECJAX_DATA")
+    if not value:
+        return None
+    path = Path(value)
+    if not path.is_dir():
+        raise pytest.UsageError(f"SPECJAX_DATA={value} is not a directory: correct it, or leave it unset")
+    return path
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The evaluation sets and reference data; a test that asks for them is skipped where there are none."""
+    path = data_directory()
+    if path is None:
+        pytest.skip("SPECJAX_DATA is not set: the evaluation sets and reference data are needed")
+    return path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pitfalls",
+        action="store_true",
+        help="run nothing: list the pitfalls (PITFALLS.md beside SPECJAX_DATA) that no test is marked for",
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import jax
+
+        if not any(device.platform == "gpu" for device in jax.devices()):
+            pytest.skip("JAX sees no GPU (on a machine with one: JAX_PLATFORMS=cuda,cpu)")
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    if not session.config.option.pitfalls:
+        return None
+    data = data_directory()
+    if data is None:
+        raise pytest.UsageError(
+            "--pitfalls reads PITFALLS.md beside the directory that SPECJAX_DATA names: set it"
+        )
+    listing = data.resolve().parent / "PITFALLS.md"
+    if not listing.is_file():
+        raise pytest.UsageError(f"--pitfalls found no {listing}")
+    marks = {
+        thread: item.nodeid
+        for item in session.items
+        for mark in item.iter_markers("pitfall")
+        for thread in mark.args
+    }
+    report = pitfalls.coverage(pitfalls.parse(listing.read_text(encoding="utf-8")), marks)
+    print("\n" + report.text())
+    session.testsfailed = len(report.unguarded) + len(report.unknown)
+    return True
