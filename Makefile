@@ -1,0 +1,110 @@
+# Every target sets up what it needs: a machine with python3 (>= 3.11), git and make is enough.
+#
+#   PYTHON=python3.12     the interpreter that makes the environment
+#   VENV=.venv            where the environment is kept; made again when setup.py changes
+#   SPECJAX_DATA=<path>   evaluation sets and reference data; tests that need them are skipped without it
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+
+# A path that was asked for must exist; the default may be absent.
+SPECJAX_DATA ?= ../shared/data
+ifneq ($(wildcard $(SPECJAX_DATA)/.),)
+  override SPECJAX_DATA := $(abspath $(SPECJAX_DATA))
+  export SPECJAX_DATA
+else ifneq ($(origin SPECJAX_DATA),file)
+  $(error SPECJAX_DATA=$(SPECJAX_DATA) is not a directory: give the directory that holds spec_bench/, humaneval/ and the like, or leave it unset)
+else
+  unexport SPECJAX_DATA
+endif
+
+# Programs that were compiled once are read back by the next run of the tests.
+TEST_ENV := JAX_PLATFORMS=cpu JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax
+DISTRIBUTED := $(sort $(wildcard tests/distributed/test_*.py))
+
+.PHONY: help demo test test-slow test-distributed lint format types bench zoo clean
+
+help:
+	@echo "make demo              measure speculative decoding on a small instruct model (runs/quickstart)"
+	@echo "make test              the tests, those in tests/distributed on 8 simulated devices"
+	@echo "make test-slow         the tests that take long or need a download"
+	@echo "make test-distributed  only the tests on 8 simulated devices, each file in its own process"
+	@echo "make lint, make types  ruff; mypy"
+	@echo "make format            lay out the code as lint wants it"
+	@echo "make bench             every method on every shipped prompt (runs/full)"
+	@echo "make zoo               train the drafters that ship in specjax/zoo again (runs/zoo)"
+	@echo "make clean             remove the environment, caches and build products; runs/ stays"
+
+demo: $(VENV)/.core
+	@echo "== demo: fetches SmolLM2-135M-Instruct on the first run (89 MB, kept in a cache)"
+	$(PY) -m experiments.benchmark --config=configs/quickstart.py --workdir=runs/quickstart
+
+test: $(VENV)/.test
+	$(TEST_ENV) $(PY) -m pytest -m "not slow" --ignore=tests/distributed
+	@$(run-distributed)
+
+test-slow: $(VENV)/.test
+	$(TEST_ENV) $(PY) -m pytest -m slow --ignore=tests/distributed
+
+test-distributed: $(VENV)/.test
+	@$(run-distributed)
+
+# The number of devices is fixed when JAX starts, and a test that hangs must not take the others with it.
+define run-distributed
+for file in $(DISTRIBUTED); do \
+  echo "== $$file"; \
+  $(TEST_ENV) XLA_FLAGS="--xla_force_host_platform_device_count=8 $${XLA_FLAGS:-}" $(PY) -m pytest -m "not slow" $$file; \
+done
+endef
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(VENV)/.dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+types: $(VENV)/.dev
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/.core
+	$(PY) -m experiments.benchmark --config=configs/quickstart.py:full --workdir=runs/full
+
+zoo: $(VENV)/.core
+	$(PY) -m experiments.train --config=configs/distill.py:smollm2 --workdir=runs/zoo/distill_smollm2
+
+clean:
+	rm -rf $(VENV) .venv-ci .cache .ruff_cache build dist specjax.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Environments. A stamp stands for what has been installed, and goes stale with setup.py.
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"specjax needs Python 3.11 or newer, and $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	@echo "== making the environment $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.core: setup.py $(VENV)/.python
+	@echo "== installing specjax: downloads about 300 MB, 1.3 GB on disk; no torch"
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	@echo "== installing what the tests need: torch 2.13 (its CPU build: 200 MB, 0.9 GB on disk) and pytest"
+	@echo "   On Linux, pip's default build of torch brings CUDA and is several GB: to avoid it, name PyTorch's CPU"
+	@echo "   index in PIP_EXTRA_INDEX_URL."
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	@echo "== installing ruff, mypy and pre-commit: downloads about 35 MB, 0.1 GB on disk"
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
