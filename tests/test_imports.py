@@ -67,26 +67,26 @@ def top_level(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def unit(name: str) -> str:
-    """The part of specjax a dotted name belongs to: a sub-package, `build`, or `__init__` for public names."""
+    """The part of specjax a dotted name belongs to: a sub-package, `build`, or `__init__` for the rest."""
     parts = name.split(".")
     if len(parts) == 1:
         return "__init__"
-    known = parts[1] in LEVEL or parts[1] in ("analysis", "testing", "zoo")
+    known = parts[1] in LEVEL or parts[1] in ("analysis", "testing")
     return parts[1] if known else "__init__"
 
 
 def fault(importer: str, imports: str) -> str | None:
     """Why one part of specjax may not import another, or None where it may."""
-    if imports in (importer, "analysis") and importer != "__init__" or importer == imports:
+    if imports == importer:
         return None
     if importer == "analysis":
         return "analysis imports no package of ours"
+    if imports == "analysis":
+        return None
     if imports == "testing":
         return "nothing in the library imports testing"
     if importer == "testing":
         return "testing does not import build or the top" if imports in ("build", "__init__") else None
-    if imports == "analysis":
-        return None
     if LEVEL[imports] >= LEVEL[importer]:
         return f"{importer} stands below or beside {imports}"
     return None
