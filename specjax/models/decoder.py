@@ -63,7 +63,12 @@ class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, inputs: int, *, rngs: nnx.Rngs):
         c = config
         q_out, kv_out = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        self.heads, self.kv_heads, self.head_dim, self.scale = c.num_heads, c.num_kv_heads, c.head_dim, c.query_scale
+        self.heads, self.kv_heads, self.head_dim, self.scale = (
+            c.num_heads,
+            c.num_kv_heads,
+            c.head_dim,
+            c.query_scale,
+        )
         self.q = Linear(inputs, q_out, bias=c.qkv_bias, dtype=c.dtype, rngs=rngs)
         self.k = Linear(inputs, kv_out, bias=c.qkv_bias, dtype=c.dtype, rngs=rngs)
         self.v = Linear(inputs, kv_out, bias=c.qkv_bias, dtype=c.dtype, rngs=rngs)

@@ -1,0 +1,30 @@
+"""The draft-verify loop, its pytrees and protocols. It is handed drafters and rules and imports none."""
+
+from specjax.decoding.draft import Context, Draft, Drafter, Kind, Probes, Resume, Rule, Scores, Verdict
+from specjax.decoding.loop import Loop, Weights, score
+from specjax.decoding.sampling import Keys, Sampling, log_law, make_sampling, request_keys
+from specjax.decoding.state import FINISH_NAMES, DecodeState, Statistics, insert_row
+
+__all__ = [
+    "FINISH_NAMES",
+    "Context",
+    "DecodeState",
+    "Draft",
+    "Drafter",
+    "Keys",
+    "Kind",
+    "Loop",
+    "Probes",
+    "Resume",
+    "Rule",
+    "Sampling",
+    "Scores",
+    "Statistics",
+    "Verdict",
+    "Weights",
+    "insert_row",
+    "log_law",
+    "make_sampling",
+    "request_keys",
+    "score",
+]

@@ -1,0 +1,285 @@
+"""The one draft-verify loop: a public jitted step, and a `while_loop` over it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.decoding import tree
+from specjax.decoding.draft import Draft, Drafter, Rule, Scores, Verdict
+from specjax.decoding.sampling import Keys, Sampling, next_token
+from specjax.decoding.state import FAULT, LENGTH, RUNNING, STOP, DecodeState, init_statistics
+from specjax.models import Decoder, KVCache, compact, init_cache, merge
+from specjax.models.attention import causal_view
+
+StopWhen = Literal["all_done", "any_done"]
+
+
+@flax.struct.dataclass
+class Weights:
+    """Everything the loop reads and never writes.
+
+    Attributes:
+        target: the target's parameter tree.
+        drafter: the drafter's trained parameters.
+        tables: the drafter's tables.
+    """
+
+    target: Any
+    drafter: Any
+    tables: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """The statics of one compiled program; all arrays are arguments.
+
+    Attributes:
+        graph: the target's static graph.
+        drafter: the drafting method.
+        rule: the verification rule.
+        eos: end-of-sequence ids.
+        chunk: prompt tokens a prefill pass takes.
+        precision: matmul precision, `float32` (full) or `default` (the platform's).
+    """
+
+    graph: nnx.GraphDef[Decoder]
+    drafter: Drafter
+    rule: Rule
+    eos: tuple[int, ...]
+    chunk: int = 64
+    precision: str = "float32"
+
+    def capacity(self, buffer: int) -> int:
+        """Cache slots needed for a token buffer of `buffer`: room for root, nodes and probes behind the last token."""
+        return buffer + self.drafter.num_nodes + self.drafter.num_probes + 1
+
+    @partial(jax.jit, static_argnames=("self",))
+    def prefill(
+        self,
+        weights: Weights,
+        tokens_bl: jax.Array,
+        prompt_length_b: jax.Array,
+        limit_b: jax.Array,
+        sampling: Sampling,
+        request_b2: jax.Array,
+    ) -> DecodeState:
+        """Runs whole prompts in chunks and emits each row's first token.
+
+        Args:
+            weights: parameters.
+            tokens_bl: `[B, L]` int32 prompts, left-aligned, in a buffer with room for the output; L is a multiple of
+                the chunk.
+            prompt_length_b: int32, at least 1.
+            limit_b: int32 length at which to stop, larger than the prompt's and at most L - D - 1.
+            sampling: per-row parameters.
+            request_b2: uint32 key data of each request.
+        """
+        with jax.default_matmul_precision(self.precision):
+            return self._prefill(weights, tokens_bl, prompt_length_b, limit_b, sampling, request_b2)
+
+    @partial(jax.jit, static_argnames=("self",), donate_argnames=("state",))
+    def step(self, weights: Weights, state: DecodeState) -> DecodeState:
+        """One draft, one target pass, one verdict, one commit. Finished rows stand still."""
+        with jax.default_matmul_precision(self.precision):
+            return self._step(merge(self.graph, weights.target), weights, state)
+
+    @partial(jax.jit, static_argnames=("self", "stop"), donate_argnames=("state",))
+    def run(
+        self, weights: Weights, state: DecodeState, max_steps: jax.Array, stop: StopWhen = "all_done"
+    ) -> DecodeState:
+        """Steps until all rows are done (or any newly is), or `max_steps` were taken, without a host round trip."""
+        with jax.default_matmul_precision(self.precision):
+            target = merge(self.graph, weights.target)
+            already = jnp.sum(state.done)
+
+            def unfinished(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
+                taken, state = carry
+                more = ~jnp.all(state.done)
+                if stop == "any_done":
+                    more &= jnp.sum(state.done) <= already
+                return more & (taken < max_steps)
+
+            def body(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
+                return carry[0] + 1, self._step(target, weights, carry[1])
+
+            return jax.lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state))[1]
+
+    def stream(self, weights: Weights, state: DecodeState) -> Iterator[DecodeState]:
+        """Yields the state after each step until all rows are done; each yielded state is consumed by the next."""
+        yield state
+        while not bool(jnp.all(state.done)):
+            state = self.step(weights, state)
+            yield state
+
+    def _prefill(
+        self,
+        weights: Weights,
+        tokens: jax.Array,
+        prompt_length: jax.Array,
+        limit: jax.Array,
+        sampling: Sampling,
+        request: jax.Array,
+    ) -> DecodeState:
+        target = merge(self.graph, weights.target)
+        batch, buffer = tokens.shape
+        cache = init_cache(target.config, batch, self.capacity(buffer))
+        capacity = cache.layers[0].k.shape[1]
+        state = self.drafter.init_state(weights.drafter, weights.tables, target, batch, capacity)
+        last = jnp.zeros((batch, target.config.hidden_size), target.config.dtype)
+
+        def body(c: jax.Array, carry: tuple[KVCache, Any, jax.Array]) -> tuple[KVCache, Any, jax.Array]:
+            cache, state, last = carry
+            start = jnp.full((batch,), c * self.chunk, jnp.int32)
+            piece = jax.lax.dynamic_slice_in_dim(tokens, c * self.chunk, self.chunk, axis=1)
+            view = causal_view(start, self.chunk)
+            out, cache = target.cached(piece, cache, view, taps=(*self.drafter.taps, "normed"))
+            taps = {tap: out.taps[tap] for tap in self.drafter.taps}
+            valid = view.positions < prompt_length[:, None]
+            state = self.drafter.extend(
+                weights.drafter, weights.tables, target, state, piece, view.positions, taps, valid
+            )
+            here = (prompt_length - 1) - start
+            picked = jnp.take_along_axis(
+                out.taps["normed"], jnp.clip(here, 0, self.chunk - 1)[:, None, None], axis=1
+            )[:, 0]
+            inside = (here >= 0) & (here < self.chunk)
+            return cache, state, jnp.where(inside[:, None], picked, last)
+
+        chunks = (jnp.max(prompt_length) + self.chunk - 1) // self.chunk
+        cache, state, last = jax.lax.fori_loop(0, chunks, body, (cache, state, last))
+        logits = target.logits(last)
+        keys = Keys(request, prompt_length)
+        first = next_token(logits, sampling, keys, prompt_length)
+        fault = jnp.isnan(jnp.max(logits, -1))
+        tokens = tokens.at[jnp.arange(batch), prompt_length].set(first)
+        length = jnp.where(fault, prompt_length, prompt_length + 1)
+        finish = jnp.where(length >= limit, LENGTH, RUNNING)
+        finish = jnp.where(self._is_eos(first), STOP, finish)
+        finish = jnp.where(fault, FAULT, finish).astype(jnp.int32)
+        return DecodeState(
+            tokens=tokens,
+            length=length,
+            prompt_length=prompt_length,
+            limit=limit,
+            done=finish != RUNNING,
+            finish=finish,
+            fault=jnp.where(fault, prompt_length - 1, -1),
+            request=request,
+            sampling=sampling,
+            cache=cache.replace(length=prompt_length),
+            drafter=state,
+            statistics=init_statistics(batch, self.drafter.depth),
+        )
+
+    def _is_eos(self, tokens: jax.Array) -> jax.Array:
+        hit = jnp.zeros(tokens.shape, bool)
+        for eos in self.eos:
+            hit |= tokens == eos
+        return hit
+
+    def _step(self, target: Decoder, weights: Weights, state: DecodeState) -> DecodeState:
+        keys = Keys(state.request, state.length)
+        draft, drafter_state, cache = self.drafter.propose(
+            weights.drafter, weights.tables, target, state.cache, state.drafter, state.context, keys
+        )
+        scores, cache = score(target, cache, draft, state.context, self.drafter.taps)
+        verdict = self.rule.verify(draft, scores, state.sampling, keys)
+        return self._commit(
+            target, weights, state.replace(cache=cache, drafter=drafter_state), draft, scores, verdict
+        )
+
+    def _commit(
+        self,
+        target: Decoder,
+        weights: Weights,
+        state: DecodeState,
+        draft: Draft,
+        scores: Scores,
+        verdict: Verdict,
+    ) -> DecodeState:
+        faulty = (verdict.fault >= 0) & ~state.done
+        active = ~state.done & ~faulty
+        block = emitted_block(draft, verdict)
+        width = block.shape[1]
+        index = jnp.arange(width)[None]
+        eos = self._is_eos(block) & (index <= verdict.num_accepted[:, None])
+        to_eos = jnp.where(eos.any(-1), jnp.argmax(eos, -1) + 1, width + 1)
+        room = state.limit - state.length
+        count = jnp.minimum(jnp.minimum(verdict.num_accepted + 1, to_eos), room)
+        count = jnp.where(active, count, 0)
+        length = state.length + count
+        finish = jnp.where(active & (count == room), LENGTH, state.finish)
+        finish = jnp.where(active & (count == to_eos), STOP, finish)
+        finish = jnp.where(faulty, FAULT, finish)
+        cache = state.cache if draft.is_chain else compact(state.cache, verdict.path)
+        drafter_state = self.drafter.commit(
+            weights.drafter, weights.tables, target, state.drafter, state.context, draft, scores, verdict
+        )
+        return state.replace(
+            tokens=_write_block(state.tokens, block, state.length, count),
+            length=length,
+            done=finish != RUNNING,
+            finish=finish,
+            fault=jnp.where(faulty, _fault_position(state.length, scores, verdict), state.fault),
+            cache=cache.replace(length=length - 1),
+            drafter=drafter_state,
+            statistics=state.statistics.add(verdict, count, active),
+        )
+
+
+def score(
+    target: Decoder, cache: KVCache, draft: Draft, context: Any, taps: tuple[int | str, ...]
+) -> tuple[Scores, KVCache]:
+    """One target pass over root, nodes and probes, written to the cache's scratch slots from `length - 1` on."""
+    pieces = [context.last(1), draft.tokens]
+    if draft.probes is not None:
+        pieces.append(draft.probes.tokens)
+    view = tree.draft_view(draft, context.length - 1)
+    inputs, start = jnp.concatenate(pieces, axis=1), 0
+    if draft.resume is not None:
+        if draft.probes is not None:
+            raise ValueError("a draft with `resume` cannot carry probes: they did not pass the early layers")
+        inputs, start = draft.resume.hidden, draft.resume.layer
+    out, cache = target.cached(inputs, cache, view, start=start, taps=(*taps, "normed"))
+    logits = target.logits(out.taps["normed"])
+    scores = Scores(
+        logits=logits[:, : draft.num_nodes + 1],
+        argmax=jnp.argmax(logits, -1).astype(jnp.int32),
+        depths=view.depths[:, : draft.num_nodes + 1],
+        taps={tap: out.taps[tap] for tap in taps},
+    )
+    return scores, cache
+
+
+def emitted_block(draft: Draft, verdict: Verdict) -> jax.Array:
+    """`[B, D + 1]`: the accepted tokens in order, then the next token; undefined behind it."""
+    batch, depth = verdict.path.shape
+    if not depth:
+        return verdict.next_token[:, None]
+    path = jnp.concatenate([verdict.path, jnp.full((batch, 1), -1, jnp.int32)], axis=1)
+    drafted = jnp.take_along_axis(draft.tokens, jnp.maximum(path, 0), axis=1)
+    return jnp.where(
+        jnp.arange(depth + 1) < verdict.num_accepted[:, None], drafted, verdict.next_token[:, None]
+    )
+
+
+def _write_block(
+    tokens_bl: jax.Array, block_bd: jax.Array, start_b: jax.Array, count_b: jax.Array
+) -> jax.Array:
+    """Puts the first `count` tokens of each row's block at its own start."""
+    index = jnp.arange(tokens_bl.shape[1])[None] - start_b[:, None]
+    picked = jnp.take_along_axis(block_bd, jnp.clip(index, 0, block_bd.shape[1] - 1), axis=1)
+    return jnp.where((index >= 0) & (index < count_b[:, None]), picked, tokens_bl)
+
+
+def _fault_position(length_b: jax.Array, scores: Scores, verdict: Verdict) -> jax.Array:
+    node = jnp.maximum(verdict.fault, 0)[:, None]
+    return length_b - 1 + jnp.take_along_axis(scores.depths, node, axis=1)[:, 0]

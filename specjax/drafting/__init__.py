@@ -1,0 +1,7 @@
+"""Drafting methods, one file each."""
+
+from specjax.drafting.autoregressive import Autoregressive
+from specjax.drafting.draft_model import DraftModel
+from specjax.drafting.prompt_lookup import PromptLookup
+
+__all__ = ["Autoregressive", "DraftModel", "PromptLookup"]

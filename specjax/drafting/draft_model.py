@@ -1,0 +1,166 @@
+"""A smaller language model drafts a chain (Leviathan et al. 2023; Chen et al. 2023; DistillSpec drafts)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.decoding import Context, Draft, Keys, Kind, Sampling, Scores, Verdict
+from specjax.decoding.sampling import DRAFT, log_law
+from specjax.decoding.tree import chain
+from specjax.models import (
+    Decoder,
+    KVCache,
+    ModelConfig,
+    Tap,
+    causal_view,
+    graph,
+    init_cache,
+    init_decoder,
+    merge,
+    split,
+)
+
+
+@flax.struct.dataclass
+class DraftModelState:
+    """The draft's own KV cache; its `length` is not used: every pass says where it starts."""
+
+    cache: KVCache
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftModel:
+    """A chain from a decoder of its own.
+
+    The first pass of a step feeds the last two committed tokens: after a fully accepted chain the cache lacks the
+    last drafted one, otherwise the rewrite changes nothing. One shape serves both.
+
+    Attributes:
+        config: the draft network; `head_size` below the target's vocabulary means a reduced draft vocabulary, whose
+            target ids are `tables["vocab"]` `[Vd]`.
+        num_nodes: gamma.
+        shares: parameter groups taken from the target by reference (`embed`).
+    """
+
+    config: ModelConfig
+    num_nodes: int = 4
+    shares: tuple[str, ...] = ()
+    taps: tuple[Tap, ...] = ()
+    num_probes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1:
+            raise ValueError(f"num_nodes={self.num_nodes}; a draft model drafts at least 1 token")
+
+    @property
+    def depth(self) -> int:
+        """The chain's length."""
+        return self.num_nodes
+
+    @property
+    def graph(self) -> nnx.GraphDef[Decoder]:
+        """The draft network's static graph."""
+        return graph(self.config)[0]
+
+    def kind(self, sampling: Sampling) -> Kind:
+        """Greedy drafts are choices; sampled ones are drawn, one child a node."""
+        return "fixed" if sampling.greedy else "iid"
+
+    def init_params(self, key: jax.Array, target: Decoder) -> tuple[Any, Any]:
+        """A random network without the shared groups; an identity draft vocabulary."""
+        del target
+        params = {
+            name: group for name, group in init_decoder(self.config, key).items() if name not in self.shares
+        }
+        return params, {}
+
+    def network(self, params: Any, target: Decoder) -> Decoder:
+        """The draft network, shared groups taken from the target."""
+        borrowed = {name: split(getattr(target, name))[1] for name in self.shares}
+        return merge(self.graph, {**params, **borrowed})
+
+    def init_state(
+        self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int
+    ) -> DraftModelState:
+        """An empty cache."""
+        del params, tables, target
+        return DraftModelState(init_cache(self.config, batch, capacity))
+
+    def extend(
+        self,
+        params: Any,
+        tables: Any,
+        target: Decoder,
+        state: DraftModelState,
+        tokens: jax.Array,
+        positions: jax.Array,
+        taps: dict[Tap, jax.Array],
+        valid: jax.Array,
+    ) -> DraftModelState:
+        """Runs the draft over a prompt chunk."""
+        del tables, taps, valid
+        view = causal_view(positions[:, 0], tokens.shape[1])
+        _, cache = self.network(params, target).cached(tokens, state.cache, view)
+        return DraftModelState(cache)
+
+    def propose(
+        self,
+        params: Any,
+        tables: Any,
+        target: Decoder,
+        cache: KVCache,
+        state: DraftModelState,
+        context: Context,
+        keys: Keys,
+    ) -> tuple[Draft, DraftModelState, KVCache]:
+        """gamma passes: one over the last two committed tokens, then one a drafted token."""
+        network = self.network(params, target)
+        vocab = tables.get("vocab")
+
+        def draw(
+            own: KVCache, tokens_bt: jax.Array, start_b: jax.Array, slot: jax.Array | int
+        ) -> tuple[Any, ...]:
+            out, own = network.cached(
+                tokens_bt, own, causal_view(start_b, tokens_bt.shape[1]), taps=("normed",)
+            )
+            logits = network.logits(out.taps["normed"][:, -1])
+            if context.sampling.greedy:
+                law, pick = None, jnp.argmax(logits, -1).astype(jnp.int32)
+            else:
+                law = log_law(logits, context.sampling)
+                pick = keys.sample(DRAFT, slot, law)
+            return own, pick if vocab is None else vocab[pick], law
+
+        own, first, first_law = draw(state.cache, context.last(2), context.length - 2, 0)
+
+        def body(carry: tuple[KVCache, jax.Array], slot: jax.Array) -> tuple[tuple[KVCache, jax.Array], Any]:
+            own, token = carry
+            own, token, law = draw(own, token[:, None], context.length + slot - 1, slot)
+            return (own, token), (token, law)
+
+        (own, _), (tokens, laws) = jax.lax.scan(body, (own, first), jnp.arange(1, self.num_nodes))
+        tokens_bn = jnp.concatenate([first[:, None], tokens.T], axis=1)
+        if first_law is not None:
+            laws = jnp.concatenate([first_law[:, None], laws.swapaxes(0, 1)], axis=1)
+        return chain(tokens_bn, laws=laws, vocab=vocab), DraftModelState(own), cache
+
+    def commit(
+        self,
+        params: Any,
+        tables: Any,
+        target: Decoder,
+        state: DraftModelState,
+        context: Context,
+        draft: Draft,
+        scores: Scores,
+        verdict: Verdict,
+    ) -> DraftModelState:
+        """Nothing to do: the next step feeds the last two committed tokens, wherever they stand."""
+        del params, tables, target, context, draft, scores, verdict
+        return state
