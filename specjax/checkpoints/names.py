@@ -56,13 +56,19 @@ class Slot:
 @functools.lru_cache(maxsize=16)
 def slots(config: ModelConfig) -> dict[str, Slot]:
     """Every tensor of a Hugging Face checkpoint of `config`, by name, in the order of the layers."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(graph(config)[1])
-    found: dict[str, Slot] = {}
-    for keys, leaf in leaves:
-        path = tuple(key.key for key in keys)
-        transpose = path[-1] == "kernel"
-        found[_name(path, config)] = Slot(path, leaf.shape[::-1] if transpose else leaf.shape, transpose)
-    return found
+    # All layers have the leaves of the first, and tracing one is quick.
+    leaves, _ = jax.tree_util.tree_flatten_with_path(graph(config.with_layers((0,)))[1])
+    shapes = {tuple(key.key for key in keys): leaf.shape for keys, leaf in leaves}
+    layer = {path[2:]: shape for path, shape in shapes.items() if path[0] == "layers"}
+    whole = {path: shape for path, shape in shapes.items() if path[0] != "layers"}
+    for i in range(config.num_layers):
+        whole |= {("layers", i, *path): shape for path, shape in layer.items()}
+    return {_name(path, config): _slot(path, shape) for path, shape in whole.items()}
+
+
+def _slot(path: Path, shape: tuple[int, ...]) -> Slot:
+    transpose = path[-1] == "kernel"
+    return Slot(path, shape[::-1] if transpose else shape, transpose)
 
 
 def _name(path: Path, config: ModelConfig) -> str:
