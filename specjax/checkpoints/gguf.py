@@ -21,7 +21,7 @@ QUANTISATIONS = (
     *("Q4_K", "Q5_K", "Q6_K"),
 )
 # GGUF architecture -> model_type of the Hugging Face config.
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2"}
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 # Architectures whose q and k rows are stored for interleaved rotary embedding.
 INTERLEAVED = ("llama",)
 

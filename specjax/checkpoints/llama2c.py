@@ -10,6 +10,7 @@ import numpy as np
 from etils import epath
 
 from specjax.checkpoints import names, vocabularies
+from specjax.checkpoints.gguf import half_split
 from specjax.checkpoints.safetensors import write_directory
 from specjax.models.config import ModelConfig
 from specjax.models.families import config_from_hf, config_to_hf
@@ -63,8 +64,6 @@ def read_tensors(checkpoint: Path, config: ModelConfig) -> dict[str, np.ndarray]
     Raises:
         ValueError: the file is shorter or longer than its header says.
     """
-    from specjax.checkpoints.gguf import half_split
-
     c, n = config, config.num_layers
     kv = c.num_kv_heads * c.head_dim
     parts: list[tuple[str, tuple[int, ...]]] = [
@@ -123,9 +122,9 @@ def read_tokenizer(path: Path, vocab: int) -> Tokenizer:
 
 def convert(checkpoint: Path, vocabulary: Path, directory: str | Path) -> None:
     """Writes a llama2.c checkpoint and its tokenizer as a Hugging Face directory."""
-    directory = epath.Path(directory)
+    folder = epath.Path(directory)
     config = read_config(checkpoint)
     tensors = read_tensors(checkpoint, config)
-    write_directory(directory, names.tensor_specs(config), tensors.__getitem__)
-    read_tokenizer(vocabulary, config.vocab_size).save(directory)
-    (directory / "config.json").write_text(json.dumps(config_to_hf(config), indent=2) + "\n")
+    write_directory(folder, names.tensor_specs(config), tensors.__getitem__)
+    read_tokenizer(vocabulary, config.vocab_size).save(folder)
+    (folder / "config.json").write_text(json.dumps(config_to_hf(config), indent=2) + "\n")

@@ -65,12 +65,12 @@ class StoredTensor:
         buffer = np.empty(self.nbytes, np.uint8)
         with self.file.open("rb") as stream:
             stream.seek(self.start)
-            data, view = 0, memoryview(buffer)
-            while data < self.nbytes:
-                count = stream.readinto(view[data:])
+            done = 0
+            while done < self.nbytes:
+                count = stream.readinto(buffer.data[done:])
                 if not count:
                     raise ValueError(f"{self.file} ended while it was read: it changed since it was opened")
-                data += count
+                done += count
         return buffer.view(self.dtype).reshape(self.shape)
 
 

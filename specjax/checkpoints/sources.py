@@ -159,16 +159,16 @@ def save_target(target: Target, directory: str | Path) -> None:
         ValueError: its config is one that no Hugging Face architecture can express.
         FileExistsError: the directory holds a model already.
     """
-    directory = epath.Path(directory)
-    if (directory / "config.json").exists():
-        raise FileExistsError(f"{directory} holds a model already: choose another directory, or remove it")
+    folder = epath.Path(directory)
+    if (folder / "config.json").exists():
+        raise FileExistsError(f"{folder} holds a model already: choose another directory, or remove it")
     hf = config_to_hf(target.config)
-    directory.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     specs = names.tensor_specs(target.config)
-    write_directory(directory, specs, lambda name: names.stored_form(target.config, target.params, name))
-    target.tokenizer.save(directory)
+    write_directory(folder, specs, lambda name: names.stored_form(target.config, target.params, name))
+    target.tokenizer.save(folder)
     hf["eos_token_id"] = list(target.eos_ids) if len(target.eos_ids) != 1 else target.eos_ids[0]
-    (directory / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
 
 
 def from_gguf(path: str, cache: Path) -> epath.Path:
@@ -233,9 +233,12 @@ def from_hub(source: str, cache: Path) -> epath.Path:
 
     repository, _, revision = source.partition("@")
     patterns = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
-    fetch = {"repo_id": repository, "revision": revision or None, "allow_patterns": patterns}
     try:
-        return epath.Path(huggingface_hub.snapshot_download(**fetch, ignore_patterns=["*/*"]))
+        return epath.Path(
+            huggingface_hub.snapshot_download(
+                repository, revision=revision or None, allow_patterns=patterns, ignore_patterns=["*/*"]
+            )
+        )
     except errors.GatedRepoError as error:
         raise PermissionError(
             f"{repository} is gated: accept its terms on https://huggingface.co/{repository}, then run "

@@ -47,7 +47,7 @@ def byte_level_bpe(
             "Load the model from its Hugging Face directory instead, which carries a tokenizer.json"
         )
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     # Llama 3 takes a whole piece that is a token even where merges do not lead there.
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
     if pre == "qwen2":

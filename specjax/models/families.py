@@ -160,14 +160,14 @@ def _windows(hf: Hf) -> tuple[int | None, ...]:
 
 def _rope(hf: Hf, part: str | None = None) -> RopeConfig:
     """Rotary embedding; `part` picks a layer type where `rope_parameters` is nested by it."""
-    given = hf.get("rope_parameters") or {}
+    given: Hf = hf.get("rope_parameters") or {}
     if part is not None and part in given:
         given = given[part]
     elif SLIDING in given or FULL in given:
         raise ValueError(f"rope_parameters by layer type are not supported for model_type {hf['model_type']!r}")
-    values = {**(hf.get("rope_scaling") or {}), **given}
+    values: dict[str, Any] = {**(hf.get("rope_scaling") or {}), **given}
     kind = values.get("rope_type", values.get("type", "default"))
-    theta = float(values.get("rope_theta", hf["rope_theta"]))
+    theta = float(values["rope_theta"] if "rope_theta" in values else hf["rope_theta"])
     if values.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0)) != 1.0:
         raise ValueError("partial_rotary_factor other than 1 is not supported")
     if kind == "default":

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 import tokenizers
 from etils import epath
 from jinja2.ext import loopcontrols
@@ -61,6 +64,8 @@ class Tokenizer:
         Raises:
             ValueError: the model has no template, or the template refuses these messages.
         """
+        if not messages:
+            raise ValueError("the conversation is empty: give at least one message with role and content")
         if self.chat_template is None:
             raise ValueError(
                 "this tokenizer has no chat template: it belongs to a base model. Use encode(text), "
@@ -74,7 +79,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **{name: token for name, token in special.items() if token is not None},
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:
             roles = [message.get("role") for message in messages]
             raise ValueError(f"the chat template refused messages with roles {roles}: {error}") from error
 
@@ -186,10 +191,22 @@ class StreamDecoder:
         return text[len(out) :]
 
 
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %} ... {% endgeneration %}`, which marks the assistant's text, is written as it stands."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 @functools.lru_cache(maxsize=32)
 def _compile(template: str) -> jinja2.Template:
     """The template in a sandbox, with the conventions of Hugging Face chat templates."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
