@@ -147,9 +147,9 @@ class Loop:
                 weights.drafter, weights.tables, target, state, piece, view.positions, taps, valid
             )
             here = (prompt_length - 1) - start
-            picked = jnp.take_along_axis(
-                out.taps["normed"], jnp.clip(here, 0, self.chunk - 1)[:, None, None], axis=1
-            )[:, 0]
+            picked = jnp.take_along_axis(out.taps["normed"], jnp.clip(here, 0, self.chunk - 1)[:, None, None], axis=1)[
+                :, 0
+            ]
             inside = (here >= 0) & (here < self.chunk)
             return cache, state, jnp.where(inside[:, None], picked, last)
 
@@ -192,9 +192,7 @@ class Loop:
         )
         scores, cache = score(target, cache, draft, state.context, self.drafter.taps)
         verdict = self.rule.verify(draft, scores, state.sampling, keys)
-        return self._commit(
-            target, weights, state.replace(cache=cache, drafter=drafter_state), draft, scores, verdict
-        )
+        return self._commit(target, weights, state.replace(cache=cache, drafter=drafter_state), draft, scores, verdict)
 
     def _commit(
         self,
@@ -266,14 +264,10 @@ def emitted_block(draft: Draft, verdict: Verdict) -> jax.Array:
         return verdict.next_token[:, None]
     path = jnp.concatenate([verdict.path, jnp.full((batch, 1), -1, jnp.int32)], axis=1)
     drafted = jnp.take_along_axis(draft.tokens, jnp.maximum(path, 0), axis=1)
-    return jnp.where(
-        jnp.arange(depth + 1) < verdict.num_accepted[:, None], drafted, verdict.next_token[:, None]
-    )
+    return jnp.where(jnp.arange(depth + 1) < verdict.num_accepted[:, None], drafted, verdict.next_token[:, None])
 
 
-def _write_block(
-    tokens_bl: jax.Array, block_bd: jax.Array, start_b: jax.Array, count_b: jax.Array
-) -> jax.Array:
+def _write_block(tokens_bl: jax.Array, block_bd: jax.Array, start_b: jax.Array, count_b: jax.Array) -> jax.Array:
     """Puts the first `count` tokens of each row's block at its own start."""
     index = jnp.arange(tokens_bl.shape[1])[None] - start_b[:, None]
     picked = jnp.take_along_axis(block_bd, jnp.clip(index, 0, block_bd.shape[1] - 1), axis=1)

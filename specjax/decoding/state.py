@@ -1,4 +1,4 @@
-"""Everything that a decoding loop carries. Every leaf has B first: a new request enters a finished row by `tree_map`."""
+"""All that a decoding loop carries. Every leaf has B first: a new request enters a finished row by `tree_map`."""
 
 from __future__ import annotations
 

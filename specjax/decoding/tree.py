@@ -82,9 +82,7 @@ def check_parents(parents: np.ndarray, depth: int) -> None:
     level = np.zeros(len(parents), int)
     for i, parent in enumerate(parents):
         if not -1 <= parent < i:
-            raise ValueError(
-                f"node {i} has parent {parent}; expected -1 (the root) or an earlier node 0..{i - 1}"
-            )
+            raise ValueError(f"node {i} has parent {parent}; expected -1 (the root) or an earlier node 0..{i - 1}")
         level[i] = 1 + (level[parent] if parent >= 0 else 0)
         if level[i] > depth:
             raise ValueError(f"node {i} lies at depth {level[i]}, beyond the drafter's depth {depth}")

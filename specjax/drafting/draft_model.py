@@ -75,9 +75,7 @@ class DraftModel:
     def init_params(self, key: jax.Array, target: Decoder) -> tuple[Any, Any]:
         """A random network without the shared groups; an identity draft vocabulary."""
         del target
-        params = {
-            name: group for name, group in init_decoder(self.config, key).items() if name not in self.shares
-        }
+        params = {name: group for name, group in init_decoder(self.config, key).items() if name not in self.shares}
         return params, {}
 
     def network(self, params: Any, target: Decoder) -> Decoder:
@@ -85,9 +83,7 @@ class DraftModel:
         borrowed = {name: split(getattr(target, name))[1] for name in self.shares}
         return merge(self.graph, {**params, **borrowed})
 
-    def init_state(
-        self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int
-    ) -> DraftModelState:
+    def init_state(self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int) -> DraftModelState:
         """An empty cache."""
         del params, tables, target
         return DraftModelState(init_cache(self.config, batch, capacity))
@@ -123,12 +119,8 @@ class DraftModel:
         network = self.network(params, target)
         vocab = tables.get("vocab")
 
-        def draw(
-            own: KVCache, tokens_bt: jax.Array, start_b: jax.Array, slot: jax.Array | int
-        ) -> tuple[Any, ...]:
-            out, own = network.cached(
-                tokens_bt, own, causal_view(start_b, tokens_bt.shape[1]), taps=("normed",)
-            )
+        def draw(own: KVCache, tokens_bt: jax.Array, start_b: jax.Array, slot: jax.Array | int) -> tuple[Any, ...]:
+            out, own = network.cached(tokens_bt, own, causal_view(start_b, tokens_bt.shape[1]), taps=("normed",))
             logits = network.logits(out.taps["normed"][:, -1])
             if context.sampling.greedy:
                 law, pick = None, jnp.argmax(logits, -1).astype(jnp.int32)

@@ -5,6 +5,7 @@ from specjax.models.cache import KVCache, compact, init_cache
 from specjax.models.config import ModelConfig, RopeConfig
 from specjax.models.decoder import Activations, Decoder, Tap, graph, init_decoder, merge, split
 from specjax.models.linear import pack
+from specjax.models.target import Target
 
 __all__ = [
     "Activations",
@@ -13,6 +14,7 @@ __all__ = [
     "ModelConfig",
     "RopeConfig",
     "Tap",
+    "Target",
     "View",
     "causal_view",
     "compact",

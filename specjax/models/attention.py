@@ -115,9 +115,7 @@ def _visible(view: View, slots_s: jax.Array, window: int | None) -> jax.Array:
     return visible & (position_bs[:, None] > view.positions[..., None] - window)
 
 
-def cached_attention(
-    q_btnh: jax.Array, layer: LayerCache, view: View, window: int | None, softcap: float
-) -> jax.Array:
+def cached_attention(q_btnh: jax.Array, layer: LayerCache, view: View, window: int | None, softcap: float) -> jax.Array:
     """Attends from T new tokens, already written, to the cache.
 
     Args:

@@ -43,8 +43,7 @@ def init_cache(config: ModelConfig, batch: int, capacity: int) -> KVCache:
     shape = (batch, slots, config.num_kv_heads, config.head_dim)
     # Every leaf its own buffer: a shared one cannot be donated twice.
     layers = tuple(
-        LayerCache(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype))
-        for _ in range(config.num_layers)
+        LayerCache(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)) for _ in range(config.num_layers)
     )
     return KVCache(layers, jnp.zeros((batch,), jnp.int32))
 

@@ -51,6 +51,7 @@ class RMSNorm(nnx.Module):
         self.weight = nnx.Param(jnp.full((width,), 1.0 - offset, dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises the last axis `[..., d]`."""
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
         weight = self.weight[...].astype(jnp.float32) + self.offset
@@ -79,6 +80,7 @@ class Attention(nnx.Module):
     def __call__(
         self, x: jax.Array, positions_bt: jax.Array, rope: RopeConfig | None, attend: Callable[..., jax.Array]
     ) -> jax.Array:
+        """`[B, T, in]` to `[B, T, d]`; `attend(q, k, v)` mixes rotated heads."""
         lead = x.shape[:-1]
         q = self.q(x).reshape(*lead, self.heads, self.head_dim)
         k = self.k(x).reshape(*lead, self.kv_heads, self.head_dim)
@@ -102,6 +104,7 @@ class GatedMLP(nnx.Module):
         self.down = Linear(c.intermediate_size, c.hidden_size, bias=c.mlp_bias, dtype=c.dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """`[..., d]` to `[..., d]`."""
         return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
 
 
@@ -119,6 +122,7 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, positions_bt: jax.Array, rope: RopeConfig | None, attend: Callable[..., jax.Array]
     ) -> jax.Array:
+        """`[B, T, d]` to `[B, T, d]`."""
         y = self.attn(self.attn_norm(x), positions_bt, rope, attend)
         x = x + (y if self.attn_post_norm is None else self.attn_post_norm(y))
         y = self.mlp(self.mlp_norm(x))
@@ -133,9 +137,8 @@ class Decoder(nnx.Module):
         self.embed = Embedding(config.vocab_size, config.hidden_size, dtype=config.dtype, rngs=rngs)
         self.layers = nnx.List([DecoderLayer(config, rngs=rngs) for _ in range(config.num_layers)])
         self.final_norm = _norm(config, config.hidden_size)
-        self.lm_head = None
-        if not config.tie_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.head_size, dtype=config.dtype, rngs=rngs)
+        untied = not config.tie_embeddings
+        self.lm_head = Linear(config.hidden_size, config.head_size, dtype=config.dtype, rngs=rngs) if untied else None
 
     def embed_tokens(self, tokens_bt: jax.Array) -> jax.Array:
         """`[B, T]` ids to `[B, T, d]`, scaled as the family asks."""
@@ -249,7 +252,15 @@ def _norm(config: ModelConfig, width: int) -> RMSNorm:
 
 def graph(config: ModelConfig) -> tuple[nnx.GraphDef[Decoder], Any]:
     """The static graph of a decoder and its parameter tree as `ShapeDtypeStruct`s, without allocating."""
-    return split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    rngs: Any = _OneKey()
+    return split(nnx.eval_shape(lambda: Decoder(config, rngs=rngs)))
+
+
+class _OneKey:
+    """Stands in for `nnx.Rngs` where only shapes matter: counting keys inside a trace grows quadratically."""
+
+    def params(self) -> jax.Array:
+        return jax.random.key(0)
 
 
 def init_decoder(config: ModelConfig, key: jax.Array) -> Any:

@@ -68,6 +68,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((outputs,), dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """`[..., in]` to `[..., out]`."""
         y = linear(x, self.kernel[...], self.outputs)
         return y if self.bias is None else y + self.bias[...]
 
@@ -81,6 +82,7 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(table.astype(dtype))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Ids `[...]` to `[..., d]`."""
         table = self.embedding[...]
         if table.ndim == 2:
             return table[tokens]

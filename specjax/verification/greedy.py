@@ -29,6 +29,4 @@ class Greedy:
             raise ValueError("rule 'greedy' needs temperature 0 in every row; use 'one_hot' or 'recursive'")
         choice = scores.argmax[:, : draft.num_nodes + 1]
         at_parent = jnp.take_along_axis(choice, draft.parents + 1, axis=1)
-        return longest_match(
-            draft, scores, choice, (draft.tokens == at_parent).astype(jnp.float32), self.depth
-        )
+        return longest_match(draft, scores, choice, (draft.tokens == at_parent).astype(jnp.float32), self.depth)

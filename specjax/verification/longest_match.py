@@ -9,9 +9,7 @@ from specjax.decoding.draft import Draft, Scores, Verdict
 from specjax.verification.faults import find_fault
 
 
-def longest_match(
-    draft: Draft, scores: Scores, choice_bm: jax.Array, overlap_bn: jax.Array, depth: int
-) -> Verdict:
+def longest_match(draft: Draft, scores: Scores, choice_bm: jax.Array, overlap_bn: jax.Array, depth: int) -> Verdict:
     """Accepts the path along which every node equals the target's choice at its parent.
 
     Args:
@@ -29,9 +27,7 @@ def longest_match(
     else:
         path, overlap = _tree(draft, match, overlap_bn, depth)
     num_accepted = (path >= 0).sum(-1).astype(jnp.int32)
-    last = jnp.take_along_axis(
-        jnp.concatenate([jnp.full((batch, 1), -1), path], axis=1), num_accepted[:, None], axis=1
-    )
+    last = jnp.take_along_axis(jnp.concatenate([jnp.full((batch, 1), -1), path], axis=1), num_accepted[:, None], axis=1)
     next_token = jnp.take_along_axis(choice_bm, last + 1, axis=1)[:, 0]
     return Verdict(path, num_accepted, next_token, overlap, find_fault(scores.logits))
 
@@ -46,9 +42,7 @@ def _chain(match_bn: jax.Array, valid_bn: jax.Array, overlap_bn: jax.Array) -> t
     return path, jnp.where(reached, overlap_bn, jnp.nan)
 
 
-def _tree(
-    draft: Draft, match_bn: jax.Array, overlap_bn: jax.Array, depth: int
-) -> tuple[jax.Array, jax.Array]:
+def _tree(draft: Draft, match_bn: jax.Array, overlap_bn: jax.Array, depth: int) -> tuple[jax.Array, jax.Array]:
     batch = match_bn.shape[0]
 
     def body(d: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

@@ -64,9 +64,7 @@ class Recursive:
             rejected = active & ~accepted
             at = jnp.where(active, walk.num_accepted, self.depth)
             shared = jnp.minimum(walk.p, q).sum(-1)
-            overlap = walk.overlap.at[rows, at].set(
-                jnp.where(walk.fresh, shared, walk.overlap[rows, at]), mode="drop"
-            )
+            overlap = walk.overlap.at[rows, at].set(jnp.where(walk.fresh, shared, walk.overlap[rows, at]), mode="drop")
             at = jnp.where(accepted, walk.num_accepted, self.depth)
             path = walk.path.at[rows, at].set(child, mode="drop")
             node = jnp.where(accepted, child, walk.node)

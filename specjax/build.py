@@ -1,0 +1,277 @@
+"""From names and configs to objects: the only file of the library that reads a ConfigDict.
+
+The registries are plain dicts from a name to a maker. A name of the form `package.module:maker` reaches a user's own
+code without an entry here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+from ml_collections import config_dict
+
+from specjax import checkpoints
+from specjax.checkpoints import drafters
+from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights
+from specjax.drafting import Autoregressive, DraftModel, PromptLookup
+from specjax.models import Target, pack
+from specjax.verification import Greedy, OneHot, Recursive
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drafting:
+    """A drafter with its arrays.
+
+    Attributes:
+        name: registry name, for reports.
+        drafter: the method.
+        params: trained parameters.
+        tables: arrays that are not trained.
+    """
+
+    name: str
+    drafter: Drafter
+    params: Any
+    tables: Any
+
+    @property
+    def param_bytes(self) -> int:
+        """Bytes of parameters and tables that the drafter adds to the target."""
+        return sum(x.nbytes for x in jax.tree.leaves((self.params, self.tables)))
+
+
+def _autoregressive(target: Target) -> Drafting:
+    del target
+    return Drafting("autoregressive", Autoregressive(), {}, {})
+
+
+def _prompt_lookup(target: Target, **options: Any) -> Drafting:
+    del target
+    return Drafting("prompt_lookup", PromptLookup(**options), {}, {})
+
+
+def _draft_model(target: Target, source: str, num_nodes: int = 4) -> Drafting:
+    """A zoo entry or saved drafter, or any model that `load_target` reads whose vocabulary is the target's."""
+    if drafters.is_drafter(source):
+        loaded = drafters.load_drafter(source, target)
+        drafter = dataclasses.replace(loaded.drafter, num_nodes=num_nodes)
+        return Drafting("draft_model", drafter, loaded.params, loaded.tables)
+    draft = checkpoints.load_target(source, dtype=target.config.dtype)
+    mine, theirs = target.tokenizer.fingerprint(), draft.tokenizer.fingerprint()
+    if mine != theirs or draft.config.head_size != target.config.head_size:
+        raise ValueError(
+            f"draft {source!r} and target {target.name!r} do not share a vocabulary (fingerprints {theirs} and {mine}, "
+            f"{draft.config.head_size} and {target.config.head_size} ids); choose a draft of the same family"
+        )
+    return Drafting("draft_model", DraftModel(draft.config, num_nodes), draft.params, {})
+
+
+# name -> maker(target, **options)
+DRAFTERS: dict[str, Callable[..., Drafting]] = {
+    "autoregressive": _autoregressive,
+    "draft_model": _draft_model,
+    "prompt_lookup": _prompt_lookup,
+}
+
+# name -> maker(depth)
+RULES: dict[str, Callable[[int], Rule]] = {
+    "greedy": Greedy,
+    "one_hot": OneHot,
+    "recursive": Recursive,
+    "speculative": Recursive,
+}
+
+
+def lookup(registry: Mapping[str, Any], name: str, what: str) -> Any:
+    """A registry's entry, or what `package.module:name` points at.
+
+    Raises:
+        ValueError: unknown; suggests the nearest name and lists all.
+    """
+    if name in registry:
+        return registry[name]
+    module, _, attribute = name.partition(":")
+    if attribute:
+        return getattr(importlib.import_module(module), attribute)
+    close = difflib.get_close_matches(name, registry)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ValueError(f"unknown {what} {name!r}; {hint}known: {', '.join(sorted(registry))}; or 'package.module:maker'")
+
+
+def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
+    """A registered drafter, or one's own.
+
+    Raises:
+        ValueError: unknown name, or an option that the maker does not take or that is out of range.
+    """
+    maker = lookup(DRAFTERS, name, "drafter")
+    try:
+        return maker(target, **options)
+    except TypeError as error:
+        raise ValueError(f"drafter {name!r} does not take these options ({options}): {error}") from error
+
+
+def default_rule(drafter: Drafter, sampling: Sampling) -> str:
+    """The exact rule with the highest acceptance that fits."""
+    if sampling.greedy:
+        return "greedy"
+    return "one_hot" if drafter.kind(sampling) == "fixed" else "recursive"
+
+
+def make_rule(name: str | None, drafter: Drafter, sampling: Sampling) -> Rule:
+    """A rule that is exact for the drafter's drafts.
+
+    Args:
+        name: registered, or None for the default.
+        drafter: gives depth and kind of draft.
+        sampling: gives the statics that the kind depends on.
+
+    Raises:
+        ValueError: unknown rule, or one that is not exact here; names the rule to use.
+    """
+    fitting = default_rule(drafter, sampling)
+    rule: Rule = lookup(RULES, name or fitting, "rule")(drafter.depth)
+    kind = drafter.kind(sampling)
+    if kind not in rule.exact_for or (name == "greedy" and not sampling.greedy):
+        where = "at temperature 0" if sampling.greedy else "at temperature > 0"
+        raise ValueError(f"rule {name!r} is not exact for a {kind!r} draft {where}; use {fitting!r}")
+    return rule
+
+
+def make_loop(
+    target: Target,
+    drafting: Drafting,
+    sampling: Sampling,
+    *,
+    rule: str | None = None,
+    precision: str = "float32",
+    layout: str = "plain",
+) -> tuple[Loop, Weights]:
+    """The compiled program's statics and its arrays.
+
+    Args:
+        target: what to decode with.
+        drafting: how to draft.
+        sampling: the rows' parameters; only its statics matter here.
+        rule: registered name, or None for the default.
+        precision: `float32` for full float32 products, `default` for the platform's.
+        layout: `plain`, or `packed` for decoding few rows on a CPU (see `specjax.models.linear`).
+    """
+    if precision not in ("float32", "default"):
+        raise ValueError(f"precision={precision!r}; expected 'float32' or 'default'")
+    if layout not in ("plain", "packed"):
+        raise ValueError(f"layout={layout!r}; expected 'plain' or 'packed'")
+    loop = Loop(
+        graph=target.graph,
+        drafter=drafting.drafter,
+        rule=make_rule(rule, drafting.drafter, sampling),
+        eos=target.eos_ids,
+        precision=precision,
+    )
+    lay = pack if layout == "packed" else (lambda tree: tree)
+    return loop, Weights(lay(target.params), lay(drafting.params), drafting.tables)
+
+
+def drafter_from_config(config: ml_collections.ConfigDict, target: Target) -> Drafting:
+    """`config.name` and its options; further keys of the row (rule, label) are not the maker's."""
+    options = config.to_dict()
+    name = options.pop("name")
+    return make_drafter(name, target, **options)
+
+
+def target_from_config(config: ml_collections.ConfigDict) -> Target:
+    """`config.source` and `config.dtype`."""
+    return checkpoints.load_target(config.source, dtype=config.get("dtype", "float32"))
+
+
+def load_config(
+    path: str | Path, arg: str | None = None, overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> ml_collections.ConfigDict:
+    """Loads a config file without flags, for notebooks and programs.
+
+    Args:
+        path: a Python file with `get_config(arg)`; `file.py:arg` also gives the argument.
+        arg: passed on; a file whose `get_config` takes none refuses it.
+        overrides: `{"a.b": 1}`, or `["a.b=1"]` with Python literals.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file has no `get_config`, or an override names no field or has the wrong type.
+    """
+    text, _, tail = str(path).partition(".py:")
+    file = Path(text + ".py") if tail else Path(text)
+    if not file.is_file():
+        raise FileNotFoundError(f"no config file {file}; expected a Python file that defines get_config(arg)")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"{file} defines no get_config(arg)")
+    chosen = arg if arg is not None else (tail or None)
+    config = module.get_config(chosen) if chosen is not None else module.get_config()
+    override(config, overrides)
+    return config.lock()
+
+
+def override(config: ml_collections.ConfigDict, overrides: Sequence[str] | Mapping[str, Any]) -> None:
+    """Sets fields that exist, keeping their types.
+
+    Raises:
+        ValueError: a field that does not exist (suggests the nearest), or a value of another type.
+    """
+    if not isinstance(overrides, Mapping):
+        pairs = [item.partition("=") for item in overrides]
+        overrides = {key.removeprefix("config."): _literal(value) for key, _, value in pairs}
+    for key, value in overrides.items():
+        try:
+            config.update_from_flattened_dict({key: value})
+        except (KeyError, AttributeError) as error:
+            fields = sorted(_flat(config))
+            close = difflib.get_close_matches(key, fields)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(f"unknown config field {key!r}; {hint}fields: {', '.join(fields)}") from error
+        except TypeError as error:
+            raise ValueError(f"config field {key!r} does not take {value!r}: {error}") from error
+
+
+def _flat(config: ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, config_dict.ConfigDict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+__all__ = [
+    "DRAFTERS",
+    "RULES",
+    "Drafting",
+    "default_rule",
+    "drafter_from_config",
+    "load_config",
+    "lookup",
+    "make_drafter",
+    "make_loop",
+    "make_rule",
+    "override",
+    "target_from_config",
+]

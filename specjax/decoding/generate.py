@@ -1,0 +1,222 @@
+"""From token ids to token ids on the host: buckets, batches, refill of finished rows, streaming."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decoding.loop import Loop, Weights
+from specjax.decoding.sampling import Sampling, make_sampling, request_keys
+from specjax.decoding.state import FINISH_NAMES, DecodeState, insert_row
+
+BUCKET = 128  # Token buffers are whole multiples of this, so that few programs are compiled.
+REFILL_STEPS = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One prompt and how to continue it.
+
+    Attributes:
+        prompt: token ids, at least one.
+        max_new_tokens: budget, at least 1.
+        temperature: 0 for greedy.
+        top_k: 0 for all.
+        top_p: in (0, 1].
+        min_p: in [0, 1).
+        id: names the request's randomness; results do not depend on where in a batch it runs.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    id: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """What a request got.
+
+    Attributes:
+        tokens: emitted ids, the end-of-sequence token included when there is one.
+        finish: `stop`, `length` or `fault`.
+        steps: target passes after the prefill.
+        emitted: tokens that those passes emitted; `emitted / steps` is tau.
+        accepted: `[D + 1]` steps by number of accepted draft tokens.
+        reached: `[D]` steps whose verification got to each depth.
+        overlap: `[D]` summed overlap of target and draft law at each depth; over `reached` it is alpha by position.
+        prompt_length: tokens of the prompt.
+    """
+
+    tokens: tuple[int, ...]
+    finish: str
+    steps: int
+    emitted: int
+    accepted: np.ndarray
+    reached: np.ndarray
+    overlap: np.ndarray
+    prompt_length: int
+
+
+def check_requests(requests: Sequence[Request], context: int, vocab: int) -> None:
+    """Checks before anything compiles.
+
+    Raises:
+        ValueError: no requests, an empty prompt, an id outside the vocabulary, a budget below 1, or a prompt that
+            does not fit the context.
+    """
+    if not requests:
+        raise ValueError("no prompts were given; expected at least one")
+    for i, request in enumerate(requests):
+        if not request.prompt:
+            raise ValueError(f"prompt {i} is empty; expected at least one token")
+        outside = [t for t in request.prompt if not 0 <= t < vocab]
+        if outside:
+            raise ValueError(f"prompt {i} holds token {outside[0]}; expected ids in 0..{vocab - 1}")
+        if request.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={request.max_new_tokens} for prompt {i}; expected at least 1")
+        if len(request.prompt) >= context:
+            raise ValueError(
+                f"prompt {i} has {len(request.prompt)} tokens, but the model's context is {context}; shorten the prompt"
+            )
+
+
+def buffer_length(loop: Loop, requests: Sequence[Request], context: int) -> int:
+    """L for these requests: the longest limit plus a whole block, in buckets."""
+    longest = max(_limit(r, context) for r in requests) + loop.drafter.depth + 1
+    longest = max(longest, max(len(r.prompt) for r in requests) + loop.chunk)
+    return -(-longest // BUCKET) * BUCKET
+
+
+def prefill(
+    loop: Loop, weights: Weights, requests: Sequence[Request], *, context: int, seed: int, buffer: int | None = None
+) -> DecodeState:
+    """Puts requests side by side in one batch and runs their prompts."""
+    buffer = buffer or buffer_length(loop, requests, context)
+    tokens = np.zeros((len(requests), buffer), np.int32)
+    for row, request in zip(tokens, requests, strict=True):
+        row[: len(request.prompt)] = request.prompt
+    return loop.prefill(
+        weights,
+        jnp.asarray(tokens),
+        jnp.asarray([len(r.prompt) for r in requests], jnp.int32),
+        jnp.asarray([_limit(r, context) for r in requests], jnp.int32),
+        _sampling(requests),
+        request_keys(seed, [r.id for r in requests]),
+    )
+
+
+def generate(
+    loop: Loop,
+    weights: Weights,
+    requests: Sequence[Request],
+    *,
+    context: int,
+    vocab: int,
+    seed: int = 0,
+    batch: int = 1,
+) -> list[Completion]:
+    """Completes all requests, `batch` at a time.
+
+    Rows that finish take the next request at once (slot refill); the others go on where they were.
+
+    Args:
+        loop: the compiled program's statics.
+        weights: parameters.
+        requests: what to complete; all or none must be greedy for refill to share one program, which holds when
+            sampling statics agree.
+        context: longest sequence the target allows.
+        vocab: ids below this are valid.
+        seed: with each request's id, fixes every random choice.
+        batch: rows that run together.
+
+    Raises:
+        ValueError: see `check_requests`.
+        FloatingPointError: NaN logits; names request and position.
+    """
+    check_requests(requests, context, vocab)
+    buffer = buffer_length(loop, requests, context)
+    done: dict[int, Completion] = {}
+    waiting = list(range(len(requests)))
+    owners = [waiting.pop(0) for _ in range(min(batch, len(waiting)))]
+    # One set of sampling statics for all, so that a refill keeps the program.
+    shared = _sampling(requests)
+    state = _with_statics(
+        prefill(loop, weights, [requests[i] for i in owners], context=context, seed=seed, buffer=buffer), shared
+    )
+    live = dict(enumerate(owners))
+    while live:
+        finished = np.asarray(state.done)
+        for row in [r for r in live if finished[r]]:
+            done[live[row]] = read_row(state, row)
+            if not waiting:
+                del live[row]
+                continue
+            live[row] = waiting.pop(0)
+            fresh = prefill(loop, weights, [requests[live[row]]], context=context, seed=seed, buffer=buffer)
+            state = _insert(state, jnp.int32(row), _with_statics(fresh, shared))
+        if live and not any(np.asarray(state.done)[r] for r in live):
+            state = loop.run(weights, state, REFILL_STEPS, stop="any_done" if waiting else "all_done")
+    completions = [done[i] for i in range(len(requests))]
+    for i, completion in enumerate(completions):
+        if completion.finish == "fault":
+            position = completion.prompt_length + len(completion.tokens)
+            raise FloatingPointError(f"request {i}: the target's logits are NaN at or behind position {position - 1}")
+    return completions
+
+
+def stream(
+    loop: Loop, weights: Weights, request: Request, *, context: int, vocab: int, seed: int = 0
+) -> Iterator[tuple[list[int], int]]:
+    """Yields `(new tokens, how many of them were drafted)` after the prefill and after each step."""
+    check_requests([request], context, vocab)
+    state = prefill(loop, weights, [request], context=context, seed=seed)
+    seen = len(request.prompt)
+    for current in loop.stream(weights, state):
+        length = int(current.length[0])
+        new = np.asarray(current.tokens[0, seen:length]).tolist()
+        yield new, max(len(new) - 1, 0)
+        seen = length
+
+
+def read_row(state: DecodeState, row: int) -> Completion:
+    """One row's completion, copied to the host."""
+    start, stop = int(state.prompt_length[row]), int(state.length[row])
+    stats = state.statistics
+    return Completion(
+        tokens=tuple(np.asarray(state.tokens[row, start:stop]).tolist()),
+        finish=FINISH_NAMES[int(state.finish[row])],
+        steps=int(stats.steps[row]),
+        emitted=int(stats.emitted[row]),
+        accepted=np.asarray(stats.accepted[row]),
+        reached=np.asarray(stats.reached[row]),
+        overlap=np.asarray(stats.overlap[row]),
+        prompt_length=start,
+    )
+
+
+_insert = jax.jit(insert_row, donate_argnums=0)
+
+
+def _limit(request: Request, context: int) -> int:
+    return min(len(request.prompt) + request.max_new_tokens, context)
+
+
+def _sampling(requests: Sequence[Request]) -> Sampling:
+    return make_sampling(
+        [r.temperature for r in requests],
+        [r.top_k for r in requests],
+        [r.top_p for r in requests],
+        [r.min_p for r in requests],
+    )
+
+
+def _with_statics(state: DecodeState, like: Sampling) -> DecodeState:
+    return state.replace(sampling=state.sampling.replace(greedy=like.greedy, warps=like.warps))
