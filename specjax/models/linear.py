@@ -1,8 +1,9 @@
 """The one seam through which every weight matrix is applied, whatever its layout in memory.
 
-Two layouts exist, told apart by rank. `plain` is `[in, out]`, what training, prefill and accelerators use.
-`blocked` is `[out / BLOCK, in, BLOCK]`, zero padded: on CPUs a skinny product (a few rows) then streams the
-weight once, front to back. Layouts are data, not modes: `pack` changes a parameter tree, the networks do not know.
+Two layouts exist, told apart by rank. `plain` is `[in, out]` (an embedding `[vocab, d]`): training, prefill on
+accelerators, all decoding there. `packed` is `[1, out, in]` (an embedding `[1, vocab, d]`), for decoding on a CPU: a
+product of a few rows then streams the weight once, through a native kernel where a C++ compiler is at hand. Layouts
+are data, not modes: `pack` changes a parameter tree, the networks do not know.
 """
 
 from __future__ import annotations
@@ -13,96 +14,80 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-BLOCK = 64
-# Above this many rows a plain product beats the blocked one (measured by experiments.profile_pass).
-BLOCKED_ROWS = 8
+from specjax.models import native
+
+# Above this many rows XLA's product beats the native one (experiments.profile_pass shows where they cross).
+NATIVE_ROWS = 32
 
 
-def block(kernel_io: jax.Array) -> jax.Array:
-    """Lays `[in, out]` out as `[ceil(out / BLOCK), in, BLOCK]`, zero padded."""
-    rows, out = kernel_io.shape
-    blocks = -(-out // BLOCK)
-    padded = jnp.pad(kernel_io, ((0, 0), (0, blocks * BLOCK - out)))
-    return padded.reshape(rows, blocks, BLOCK).transpose(1, 0, 2)
-
-
-def unblock(kernel_nib: jax.Array, out: int) -> jax.Array:
-    """Undoes `block`: `[blocks, in, BLOCK]` to `[in, out]`."""
-    blocks, rows, width = kernel_nib.shape
-    return kernel_nib.transpose(1, 0, 2).reshape(rows, blocks * width)[:, :out]
-
-
-def linear(x: jax.Array, kernel: jax.Array, out: int) -> jax.Array:
+def linear(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Applies a weight to the last axis of `x`.
 
     Args:
         x: `[..., in]`.
-        kernel: `[in, out]`, or blocked `[blocks, in, BLOCK]`.
-        out: number of outputs; the padding of a blocked kernel is cut to it.
+        kernel: `[in, out]`, or packed `[1, out, in]`.
 
     Returns:
         `[..., out]` in the dtype of `x`; products accumulate in float32.
     """
-    lead, rows = x.shape[:-1], x.size // x.shape[-1]
-    flat = x.reshape(rows, x.shape[-1])
-    if kernel.ndim == 3 and rows > BLOCKED_ROWS:
-        kernel = unblock(kernel, out)
     if kernel.ndim == 2:
-        y = jnp.dot(flat, kernel, preferred_element_type=jnp.float32)
+        return jnp.dot(x, kernel, preferred_element_type=jnp.float32).astype(x.dtype)
+    flat = x.reshape(-1, x.shape[-1])
+    kernel_oi = kernel[0]
+    native_fits = x.dtype == kernel.dtype == jnp.float32 and flat.shape[0] <= NATIVE_ROWS
+    if native_fits and native.available():
+        y = jax.lax.platform_dependent(flat, kernel_oi, cpu=native.skinny_matmul, default=_transposed)
     else:
-        # Without the explicit broadcast XLA:CPU takes a path three times slower.
-        spread = jnp.broadcast_to(flat, (kernel.shape[0], *flat.shape))
-        y = jnp.einsum("nri,nio->rno", spread, kernel, preferred_element_type=jnp.float32)
-        y = y.reshape(rows, -1)[:, :out]
-    return y.astype(x.dtype).reshape(*lead, out)
+        y = _transposed(flat, kernel_oi)
+    return y.astype(x.dtype).reshape(*x.shape[:-1], kernel_oi.shape[0])
+
+
+def _transposed(x: jax.Array, kernel_oi: jax.Array) -> jax.Array:
+    return jnp.einsum("ri,oi->ro", x, kernel_oi, preferred_element_type=jnp.float32)
 
 
 class Linear(nnx.Module):
-    """A dense layer: `kernel` [in, out] (or blocked), optional `bias` [out]."""
+    """A dense layer: `kernel` [in, out] (or packed), optional `bias` [out]."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False, dtype: str, rngs: nnx.Rngs):
         scale = inputs**-0.5
         kernel = jax.random.normal(rngs.params(), (inputs, outputs), jnp.float32) * scale
-        self.outputs = outputs
         self.kernel = nnx.Param(kernel.astype(dtype))
         self.bias = nnx.Param(jnp.zeros((outputs,), dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[..., in]` to `[..., out]`."""
-        y = linear(x, self.kernel[...], self.outputs)
+        y = linear(x, self.kernel[...])
         return y if self.bias is None else y + self.bias[...]
 
 
 class Embedding(nnx.Module):
-    """Token embeddings `[vocab, d]` (or blocked `[vocab / BLOCK, d, BLOCK]`), usable as a tied head."""
+    """Token embeddings `[vocab, d]` (or packed `[1, vocab, d]`), usable as a tied head."""
 
     def __init__(self, vocab: int, width: int, *, dtype: str, rngs: nnx.Rngs):
         table = jax.random.normal(rngs.params(), (vocab, width), jnp.float32) * width**-0.5
-        self.vocab = vocab
         self.embedding = nnx.Param(table.astype(dtype))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Ids `[...]` to `[..., d]`."""
         table = self.embedding[...]
-        if table.ndim == 2:
-            return table[tokens]
-        return table[tokens // BLOCK, :, tokens % BLOCK]
+        return table[tokens] if table.ndim == 2 else table[0, tokens]
 
     def attend(self, x: jax.Array) -> jax.Array:
         """`[..., d]` to `[..., vocab]`: the tied head."""
         table = self.embedding[...]
-        return linear(x, table.T if table.ndim == 2 else table, self.vocab)
+        return linear(x, table.T if table.ndim == 2 else table)
 
 
 def pack(params: Any) -> Any:
-    """Lays every weight matrix of a parameter tree out in blocks, for decoding few rows on a CPU."""
+    """Packs every weight matrix of a parameter tree, for decoding a few rows at a time on a CPU."""
 
     def leaf(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
         name = path[-1].key
         if name == "kernel" and x.ndim == 2:
-            return block(x)
+            return x.T[None]
         if name == "embedding" and x.ndim == 2:
-            return block(x.T)
+            return x[None]
         return x
 
     return jax.tree_util.tree_map_with_path(leaf, params)
