@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,9 +10,10 @@ import numpy as np
 from etils import epath
 
 from specjax.checkpoints import names, vocabularies
+from specjax.checkpoints.directory import write_description
 from specjax.checkpoints.safetensors import write_directory
 from specjax.models.config import ModelConfig
-from specjax.models.families import config_from_hf, config_to_hf
+from specjax.models.families import config_from_hf
 from specjax.models.tokenizer import Tokenizer
 
 QUANTISATIONS = (
@@ -69,8 +69,7 @@ def convert(path: str | epath.Path, directory: str | epath.Path) -> None:
     specs = names.tensor_specs(config)
     _check(tensors, specs, config)
     write_directory(directory, specs, lambda name: _dequantise(name, tensors[name], config, meta))
-    tokenizer.save(directory)
-    (directory / "config.json").write_text(json.dumps(config_to_hf(config), indent=2) + "\n")
+    write_description(directory, config, tokenizer)
 
 
 def read_config(meta: Metadata, reader: gguf.GGUFReader) -> ModelConfig:

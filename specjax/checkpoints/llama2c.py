@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
@@ -10,10 +9,11 @@ import numpy as np
 from etils import epath
 
 from specjax.checkpoints import names, vocabularies
+from specjax.checkpoints.directory import write_description
 from specjax.checkpoints.gguf import half_split
 from specjax.checkpoints.safetensors import write_directory
 from specjax.models.config import ModelConfig
-from specjax.models.families import config_from_hf, config_to_hf
+from specjax.models.families import config_from_hf
 from specjax.models.tokenizer import Tokenizer
 
 _HEADER = struct.Struct("<7i")
@@ -126,5 +126,4 @@ def convert(checkpoint: Path, vocabulary: Path, directory: str | Path) -> None:
     config = read_config(checkpoint)
     tensors = read_tensors(checkpoint, config)
     write_directory(folder, names.tensor_specs(config), tensors.__getitem__)
-    read_tokenizer(vocabulary, config.vocab_size).save(folder)
-    (folder / "config.json").write_text(json.dumps(config_to_hf(config), indent=2) + "\n")
+    write_description(folder, config, read_tokenizer(vocabulary, config.vocab_size))

@@ -1,11 +1,10 @@
-"""Sources: where a target can come from, and saving one back."""
+"""Sources: where a target can come from."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import hashlib
-import json
 import shutil
 import subprocess
 import sys
@@ -13,16 +12,12 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from etils import epath
 
 from specjax.checkpoints import gguf, llama2c, names
-from specjax.checkpoints.safetensors import open_directory, write_directory
-from specjax.models import graph
-from specjax.models.families import config_from_hf, config_to_hf
-from specjax.models.target import Target, config_hash
-from specjax.models.tokenizer import Tokenizer
+from specjax.checkpoints.directory import from_directory
+from specjax.models.target import Target
 
 CACHE = "~/.cache/specjax"
 # Part of every cache key: raise it when the conversion changes.
@@ -121,56 +116,6 @@ def _looks_like_a_path(source: str) -> bool:
     return source.startswith(("/", ".", "~")) or source.endswith(".gguf") or source.count("/") > 1
 
 
-def from_directory(
-    directory: str | epath.Path,
-    *,
-    dtype: str = "float32",
-    name: str | None = None,
-    place: names.Place | None = None,
-) -> Target:
-    """Loads a Hugging Face directory, local or `gs://`; arguments and errors as for `load_target`."""
-    directory = epath.Path(directory)
-    if not (directory / "config.json").exists():
-        raise FileNotFoundError(f"no such model: {directory} has no config.json")
-    try:
-        hf = json.loads((directory / "config.json").read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{directory / 'config.json'} is not JSON ({error}): fetch it again") from error
-    config = config_from_hf(hf, dtype)
-    tensors = open_directory(directory)
-    names.check_tensors(config, tensors)
-    tokenizer = Tokenizer.from_directory(directory)
-    return Target(
-        config=config,
-        graph=graph(config)[0],
-        params=names.load_params(config, tensors, place),
-        tokenizer=tokenizer,
-        name=name or str(directory),
-        config_hash=config_hash(config),
-        eos_ids=tokenizer.eos_ids,
-        context=config.max_position,
-    )
-
-
-def save_target(target: Target, directory: str | Path) -> None:
-    """Writes a target as a Hugging Face directory that transformers loads: weights, config, tokenizer.
-
-    Raises:
-        ValueError: its config is one that no Hugging Face architecture can express.
-        FileExistsError: the directory holds a model already.
-    """
-    folder = epath.Path(directory)
-    if (folder / "config.json").exists():
-        raise FileExistsError(f"{folder} holds a model already: choose another directory, or remove it")
-    hf = config_to_hf(target.config)
-    folder.mkdir(parents=True, exist_ok=True)
-    specs = names.tensor_specs(target.config)
-    write_directory(folder, specs, lambda name: names.stored_form(target.config, target.params, name))
-    target.tokenizer.save(folder)
-    hf["eos_token_id"] = list(target.eos_ids) if len(target.eos_ids) != 1 else target.eos_ids[0]
-    (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
-
-
 def from_gguf(path: str, cache: Path) -> epath.Path:
     """Converts a GGUF file once; the result is kept under the hash of its content."""
     file = Path(path).expanduser()
@@ -263,7 +208,7 @@ def from_hub(source: str, cache: Path) -> epath.Path:
         ) from error
 
 
-SCHEMES: dict[str, Callable[[str, Path], Any]] = {
+SCHEMES: dict[str, Callable[[str, Path], epath.Path]] = {
     "gguf": from_gguf,
     "hf": from_hub,
     "llama2c": from_llama2c,

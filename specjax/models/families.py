@@ -72,12 +72,14 @@ def config_from_hf(hf: Hf, dtype: str = "float32") -> ModelConfig:
         norm_eps=hf["rms_norm_eps"],
         query_scale=head_dim**-0.5,
         windows=_windows(hf),
-        ropes=(_rope(hf),) * layers,
         activation=ACTIVATION_NAMES[activation],
         tie_embeddings=hf["tie_word_embeddings"],
         dtype=dtype,
     )
-    return ModelConfig(**(fields | family.switches(hf)))
+    fields |= family.switches(hf)
+    if "ropes" not in fields:
+        fields["ropes"] = (_rope(hf),) * layers
+    return ModelConfig(**fields)
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""Hugging Face model directories, local or gs://: read into targets, and written so that transformers loads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from etils import epath
+
+from specjax.checkpoints import names
+from specjax.checkpoints.safetensors import open_directory, write_directory
+from specjax.models import graph
+from specjax.models.config import ModelConfig
+from specjax.models.families import config_from_hf, config_to_hf
+from specjax.models.target import Target, config_hash
+from specjax.models.tokenizer import Tokenizer
+
+
+def from_directory(
+    directory: str | epath.Path,
+    *,
+    dtype: str = "float32",
+    name: str | None = None,
+    place: names.Place | None = None,
+) -> Target:
+    """Loads a Hugging Face directory, local or `gs://`; arguments and errors as for `load_target`."""
+    directory = epath.Path(directory)
+    if not (directory / "config.json").exists():
+        raise FileNotFoundError(f"no such model: {directory} has no config.json")
+    try:
+        hf = json.loads((directory / "config.json").read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{directory / 'config.json'} is not JSON ({error}): fetch it again") from error
+    config = config_from_hf(hf, dtype)
+    tensors = open_directory(directory)
+    tokenizer = Tokenizer.from_directory(directory)
+    return Target(
+        config=config,
+        graph=graph(config)[0],
+        params=names.load_params(config, tensors, place),
+        tokenizer=tokenizer,
+        name=name or str(directory),
+        config_hash=config_hash(config),
+        eos_ids=tokenizer.eos_ids,
+        context=config.max_position,
+    )
+
+
+def save_target(target: Target, directory: str | Path) -> None:
+    """Writes a target as a Hugging Face directory that transformers loads: weights, config, tokenizer.
+
+    Raises:
+        ValueError: its config is one that no Hugging Face architecture can express.
+        FileExistsError: the directory holds a model already.
+    """
+    folder = epath.Path(directory)
+    if (folder / "config.json").exists():
+        raise FileExistsError(f"{folder} holds a model already: choose another directory, or remove it")
+    config_to_hf(target.config)  # Refuses before anything is written.
+    folder.mkdir(parents=True, exist_ok=True)
+    specs = names.tensor_specs(target.config)
+    write_directory(folder, specs, lambda name: names.stored_form(target.config, target.params, name))
+    write_description(folder, target.config, target.tokenizer)
+
+
+def write_description(directory: epath.Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Writes config.json, the tokenizer's files and generation_config.json: all of a model but its weights."""
+    tokenizer.save(directory)
+    hf = config_to_hf(config)
+    # Explicit nulls: some families have defaults that point beyond a small vocabulary.
+    hf |= {"bos_token_id": tokenizer.bos_id, "pad_token_id": tokenizer.pad_id}
+    hf["eos_token_id"] = list(tokenizer.eos_ids) if len(tokenizer.eos_ids) != 1 else tokenizer.eos_ids[0]
+    (directory / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
