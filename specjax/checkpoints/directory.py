@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from etils import epath
 
@@ -17,7 +16,7 @@ from specjax.models.tokenizer import Tokenizer
 
 
 def from_directory(
-    directory: str | epath.Path,
+    directory: epath.PathLike,
     *,
     dtype: str = "float32",
     name: str | None = None,
@@ -46,7 +45,7 @@ def from_directory(
     )
 
 
-def save_target(target: Target, directory: str | Path) -> None:
+def save_target(target: Target, directory: epath.PathLike) -> None:
     """Writes a target as a Hugging Face directory that transformers loads: weights, config, tokenizer.
 
     Raises:

@@ -29,7 +29,7 @@ Metadata = Mapping[str, Any]
 _IGNORED = ("rope_freqs.weight",)
 
 
-def open_gguf(path: str | epath.Path) -> gguf.GGUFReader:
+def open_gguf(path: epath.PathLike) -> gguf.GGUFReader:
     """Opens a GGUF file and reads its metadata.
 
     Raises:
@@ -53,7 +53,7 @@ def open_gguf(path: str | epath.Path) -> gguf.GGUFReader:
     return reader
 
 
-def convert(path: str | epath.Path, directory: str | epath.Path) -> None:
+def convert(path: epath.PathLike, directory: epath.PathLike) -> None:
     """Writes a GGUF file as a Hugging Face directory in float32, one tensor in memory at a time.
 
     Raises:
@@ -110,6 +110,7 @@ def read_config(meta: Metadata, reader: gguf.GGUFReader) -> ModelConfig:
         "rope_scaling": _rope_scaling(meta, reader, head_dim),
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes and architecture != "qwen2",
+        "mlp_bias": "blk.0.ffn_up.bias" in shapes,
     }
     return config_from_hf(hf)
 
@@ -187,6 +188,10 @@ def read_tokenizer(meta: Metadata, source: str) -> Tokenizer:
     builders: dict[str, Callable[[], Any]] = {"gpt2": lambda: _bpe(key), "llama": lambda: _spm(key)}
     if key("model") not in builders:
         raise ValueError(f"{source} has a tokenizer of kind {key('model')!r}; supported: gpt2 (BPE), llama (SPM)")
+    needed = {"gpt2": ("tokens", "merges"), "llama": ("tokens", "scores", "token_type")}[key("model")]
+    missing = [f"tokenizer.ggml.{name}" for name in needed if key(name) is None]
+    if missing:
+        raise ValueError(f"{source} lacks {', '.join(missing)}")
     backend = builders[key("model")]()
     ends = [key(name) for name in ("eos_token_id", "eot_token_id", "eom_token_id")]
     eos_ids = tuple(dict.fromkeys(int(i) for i in ends if i is not None))

@@ -120,7 +120,7 @@ def read_tokenizer(path: Path, vocab: int) -> Tokenizer:
     return Tokenizer(backend=backend, eos_ids=(EOS,), bos_id=BOS)
 
 
-def convert(checkpoint: Path, vocabulary: Path, directory: str | Path) -> None:
+def convert(checkpoint: Path, vocabulary: Path, directory: epath.PathLike) -> None:
     """Writes a llama2.c checkpoint and its tokenizer as a Hugging Face directory."""
     folder = epath.Path(directory)
     config = read_config(checkpoint)

@@ -74,7 +74,7 @@ class StoredTensor:
         return buffer.view(self.dtype).reshape(self.shape)
 
 
-def read_header(path: str | epath.Path) -> dict[str, StoredTensor]:
+def read_header(path: epath.PathLike) -> dict[str, StoredTensor]:
     """The tensors of one file, by name, unread.
 
     Raises:
@@ -116,7 +116,7 @@ def _stored(path: epath.Path, entry: Mapping[str, Any], offset: int) -> StoredTe
     return tensor
 
 
-def open_directory(directory: str | epath.Path) -> dict[str, StoredTensor]:
+def open_directory(directory: epath.PathLike) -> dict[str, StoredTensor]:
     """The tensors of a model directory, single file or sharded, by name, unread.
 
     Raises:
@@ -159,7 +159,7 @@ class Spec:
 
 
 def write_directory(
-    directory: str | epath.Path,
+    directory: epath.PathLike,
     specs: Mapping[str, Spec],
     make: Callable[[str], np.ndarray],
     shard_bytes: int = SHARD_BYTES,
@@ -199,7 +199,7 @@ def _shards(specs: Mapping[str, Spec], shard_bytes: int) -> Iterator[list[str]]:
     yield shard
 
 
-def write_file(path: str | epath.Path, specs: Mapping[str, Spec], make: Callable[[str], np.ndarray]) -> None:
+def write_file(path: epath.PathLike, specs: Mapping[str, Spec], make: Callable[[str], np.ndarray]) -> None:
     """Writes one safetensors file, one tensor in memory at a time; arguments as in `write_directory`."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers insists on it
     offset = 0
@@ -214,7 +214,7 @@ def write_file(path: str | epath.Path, specs: Mapping[str, Spec], make: Callable
     with epath.Path(path).open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for name, spec in specs.items():
-            array = np.ascontiguousarray(make(name))
+            array = np.asarray(make(name), order="C")
             if array.shape != spec.shape or array.dtype != spec.dtype:
                 raise ValueError(
                     f"{name} was announced as {spec.dtype}{list(spec.shape)} and came as "

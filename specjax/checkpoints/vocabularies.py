@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -39,7 +40,7 @@ def byte_level_bpe(
         bos: id put before every text, if any.
 
     Raises:
-        ValueError: `pre` is unknown.
+        ValueError: `pre` is unknown, or the merges lead to tokens that do not exist.
     """
     if pre not in PRE_TOKENIZERS:
         raise ValueError(
@@ -49,7 +50,7 @@ def byte_level_bpe(
     vocabulary = {token: i for i, token in enumerate(tokens)}
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     # Llama 3 takes a whole piece that is a token even where merges do not lead there.
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
+    backend = tokenizers.Tokenizer(_bpe(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre]]
@@ -87,7 +88,7 @@ def sentencepiece_bpe(
                 ranked.append((-scores[vocabulary[token]], vocabulary[left], vocabulary[right], left, right))
     pairs = [(left, right) for *_, left, right in sorted(ranked)]
     unknown = next((t for t, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    backend = tokenizers.Tokenizer(_bpe(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     replace = normalizers.Replace(" ", "\u2581")
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), replace]) if space_prefix else replace
     steps: list[decoders.Decoder] = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -96,6 +97,13 @@ def sentencepiece_bpe(
     backend.decoder = decoders.Sequence(steps)
     _add_special(backend, tokens, types, bos)
     return backend
+
+
+def _bpe(vocabulary: dict[str, int], pairs: list[tuple[str, str]], **options: Any) -> models.BPE:
+    try:
+        return models.BPE(vocabulary, pairs, **options)
+    except Exception as error:  # The Rust side raises bare Exception.
+        raise ValueError(f"the tokenizer's vocabulary and merges do not fit ({error}): fetch the file again") from error
 
 
 def _add_special(backend: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int], bos: int | None) -> None:

@@ -109,7 +109,7 @@ class Tokenizer:
         return None if token_id is None else self.backend.id_to_token(token_id)
 
     @classmethod
-    def from_directory(cls, directory: str | epath.Path) -> Tokenizer:
+    def from_directory(cls, directory: epath.PathLike) -> Tokenizer:
         """Reads the tokenizer of a Hugging Face model directory.
 
         Raises:
@@ -138,7 +138,7 @@ class Tokenizer:
             chat_template=_chat_template(directory, settings.get("chat_template")),
         )
 
-    def save(self, directory: str | epath.Path) -> None:
+    def save(self, directory: epath.PathLike) -> None:
         """Writes tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json."""
         directory = epath.Path(directory)
         (directory / "tokenizer.json").write_text(self.backend.to_str(pretty=False))

@@ -16,7 +16,7 @@ SPECIAL = ("<|end|>", "<|start|>", "<|pad|>")
 COMMON = dict(
     vocab_size=VOCAB,
     hidden_size=32,
-    intermediate_size=48,
+    intermediate_size=64,
     num_hidden_layers=3,
     num_attention_heads=4,
     num_key_value_heads=2,
@@ -90,5 +90,5 @@ def tokenizer() -> Tokenizer:
 def save(made: Any, directory: Path, **options: Any) -> Path:
     """Writes the model as transformers does, with a tokenizer beside it."""
     made.save_pretrained(directory, **options)
-    tokenizer().save(directory)  # type: ignore[arg-type]
+    tokenizer().save(directory)
     return directory
