@@ -101,19 +101,27 @@ def read_tensors(checkpoint: Path, config: ModelConfig) -> dict[str, np.ndarray]
 
 
 def read_tokenizer(path: Path, vocab: int) -> Tokenizer:
-    """A SentencePiece BPE from pieces and scores; the first 259 are unknown, begin, end and 256 bytes."""
+    """A SentencePiece BPE from pieces and scores; the first 259 are unknown, begin, end and 256 bytes.
+
+    Raises:
+        ValueError: the file ends before `vocab` pieces, or has another number of them.
+    """
     data = path.read_bytes()
     tokens: list[str] = []
     scores: list[float] = []
     at = 4
-    while at < len(data) and len(tokens) < vocab:
-        score, length = struct.unpack_from("<fi", data, at)
-        text = data[at + 8 : at + 8 + length].decode("utf-8")
-        tokens.append(text.strip("\n") if len(tokens) in (BOS, EOS) else text.replace(" ", "\u2581"))
+    while at < len(data):
+        score, length = struct.unpack_from("<fi", data, at) if at + 8 <= len(data) else (0.0, len(data))
+        text = data[at + 8 : at + 8 + length]
+        if len(text) != length:
+            raise ValueError(f"{path} is truncated: it ends within piece {len(tokens)} of {vocab}: fetch it again")
+        tokens.append(text.decode("utf-8").replace(" ", "\u2581"))
         scores.append(score)
         at += 8 + length
     if len(tokens) != vocab:
         raise ValueError(f"{path} has {len(tokens)} pieces, the model a vocabulary of {vocab}")
+    for special in (BOS, EOS):
+        tokens[special] = tokens[special].strip("\n")
     v = vocabularies
     types = [v.UNKNOWN, v.CONTROL, v.CONTROL, *[v.BYTE] * 256] + [v.NORMAL] * (vocab - 259)
     backend = vocabularies.sentencepiece_bpe(tokens, scores, types, space_prefix=True, bos=BOS)

@@ -55,7 +55,7 @@ class Slot:
 
 @functools.lru_cache(maxsize=16)
 def slots(config: ModelConfig) -> dict[str, Slot]:
-    """Every tensor of a Hugging Face checkpoint of `config`, by name, in the order of the layers."""
+    """Every tensor of a Hugging Face checkpoint of `config`, by name."""
     # All layers have the leaves of the first, and tracing one is quick.
     leaves, _ = jax.tree_util.tree_flatten_with_path(graph(config.with_layers((0,)))[1])
     shapes = {tuple(key.key for key in keys): leaf.shape for keys, leaf in leaves}

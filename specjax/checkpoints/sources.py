@@ -95,7 +95,7 @@ def locate(source: str, cache: Path) -> epath.Path:
     source = ALIASES.get(source, source)
     scheme, _, rest = source.partition(":")
     if scheme == "gs":
-        return epath.Path(source)
+        return _bucket(source)
     if scheme in SCHEMES and rest:
         return SCHEMES[scheme](rest, cache)
     path = Path(source).expanduser()
@@ -110,6 +110,17 @@ def locate(source: str, cache: Path) -> epath.Path:
     close = difflib.get_close_matches(source, ALIASES)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise FileNotFoundError(f"no such model: {source!r}; {hint}expected {', '.join(ALIASES)}, or {FORMS}")
+
+
+def _bucket(source: str) -> epath.Path:
+    path = epath.Path(source)
+    try:
+        found = (path / "config.json").exists()
+    except ImportError as error:
+        raise ImportError(f"{source} needs gcsfs: pip install 'specjax[launch]'") from error
+    if not found:
+        raise FileNotFoundError(f"no such model: there is no {source}/config.json")
+    return path
 
 
 def _looks_like_a_path(source: str) -> bool:
@@ -177,6 +188,12 @@ def from_hub(source: str, cache: Path) -> epath.Path:
     from huggingface_hub import errors
 
     repository, _, revision = source.partition("@")
+    # The bases of the hub's own error are those of the HTTP library it uses, which differs by version.
+    failures: tuple[type[BaseException], ...] = (
+        errors.LocalEntryNotFoundError,
+        OSError,
+        *errors.HfHubHTTPError.__bases__,
+    )
     patterns = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
     try:
         return epath.Path(
@@ -200,7 +217,7 @@ def from_hub(source: str, cache: Path) -> epath.Path:
         raise FileNotFoundError(
             f"no such model: {source!r} is no repository name ({error}); expected {FORMS}"
         ) from error
-    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
+    except failures as error:
         raise ConnectionError(
             f"{repository} is not in the hub's cache and could not be fetched ({error}). By hand: on a machine with a "
             f"network run `hf download {repository} --local-dir <directory>`, copy the directory here and give "
