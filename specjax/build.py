@@ -17,13 +17,32 @@ from typing import Any
 
 import jax
 import ml_collections
+from etils import epath
 from ml_collections import config_dict
 
 from specjax import checkpoints
 from specjax.checkpoints import drafters
-from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights
+from specjax.checkpoints.rundir import RunDirectory
+from specjax.checkpoints.train_state import run_params
+from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights, make_sampling
 from specjax.drafting import Autoregressive, DraftModel, PromptLookup
+from specjax.evaluation.benchmark import Settings
+from specjax.evaluation.contenders import Contender
+from specjax.evaluation.lineup import Lineup, enlist
 from specjax.models import Target, pack
+from specjax.training import (
+    Document,
+    HiddenStates,
+    Objective,
+    OptimizerConfig,
+    Source,
+    StoreConfig,
+    Trainer,
+    TrainerConfig,
+)
+from specjax.training.data import answers_at, draft_vocabulary, text_rows
+from specjax.training.draft import Student
+from specjax.training.objectives import Distill, LanguageModel
 from specjax.verification import Greedy, OneHot, Recursive
 
 
@@ -63,7 +82,8 @@ def _draft_model(target: Target, source: str, num_nodes: int = 4) -> Drafting:
     """A zoo entry or saved drafter, or any model that `load_target` reads whose vocabulary is the target's."""
     if drafters.is_drafter(source):
         loaded = drafters.load_drafter(source, target)
-        drafter = dataclasses.replace(loaded.drafter, num_nodes=num_nodes)
+        # The shared head is among the parameters by now; the embedding stays the target's.
+        drafter = DraftModel(loaded.config, num_nodes, shares=tuple(s for s in loaded.shares if s == "embed"))
         return Drafting("draft_model", drafter, loaded.params, loaded.tables)
     draft = checkpoints.load_target(source, dtype=target.config.dtype)
     mine, theirs = target.tokenizer.fingerprint(), draft.tokenizer.fingerprint()
@@ -261,17 +281,160 @@ def _literal(text: str) -> Any:
         return text
 
 
+# ---- Training ----
+
+
+def _student(target: Target, options: dict[str, Any]) -> Student:
+    return Student(target.config, tuple(options["layers"]), options["intermediate_size"], options["draft_vocab"])
+
+
+def _distill(target: Target, divergence: str, **student: Any) -> Objective:
+    return Distill(_student(target, student), divergence)
+
+
+def _lm(target: Target, **student: Any) -> Objective:
+    return LanguageModel(_student(target, student))
+
+
+# name -> maker(target, **options)
+OBJECTIVES: dict[str, Callable[..., Objective]] = {"distill": _distill, "lm": _lm}
+
+
+def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: Path) -> Trainer:
+    """The trainer that a config describes.
+
+    Args:
+        config: see configs/distill.py.
+        target: loaded.
+        data_dir: that text paths are relative to.
+
+    Raises:
+        FileNotFoundError: text or store is missing.
+        ValueError: an option is unknown or out of range, or a store belongs to another target.
+    """
+    options = config.objective.to_dict()
+    name = options.pop("name")
+    objective = lookup(OBJECTIVES, name, "objective")(target, **options)
+    data = config.data
+    if "store" in data:
+        train: Source = HiddenStates(data.store, target, max_shards=data.max_shards or None)
+        held_out: dict[str, Source] = {k: HiddenStates(path, target) for k, path in data.held_out.items()}
+    else:
+        wanted = data.temperature if data.temperature >= 0 else None
+        train = text_rows(data_dir / data.text, target, data.row_length, wanted)
+        held_out = {
+            k: text_rows(data_dir / data.held_out, target, data.row_length, t, data.held_out_rows)
+            for k, t in {"greedy": 0.0, "sampled": 1.0}.items()
+        }
+    return Trainer(
+        target=target,
+        objective=objective,
+        tables={"vocab": draft_vocabulary(data_dir / data.text, target, options["draft_vocab"])},
+        optimizer=OptimizerConfig(**config.optimizer.to_dict()),
+        config=TrainerConfig(**config.train.to_dict()),
+        train=train,
+        held_out=held_out,
+    )
+
+
+def best_params(run: str | epath.Path) -> tuple[int, dict[str, float], Any]:
+    """Step, held-out metrics and trained parameters of the best checkpoint of a training run."""
+    directory = RunDirectory(run)
+    return run_params(directory.checkpoints, directory.config()["train"]["best"])
+
+
+def export_drafter(config: ml_collections.ConfigDict, target: Target, trainer: Trainer, run: str | epath.Path) -> int:
+    """Writes the best checkpoint of a run as a drafter, to `drafter/` within it.
+
+    Args:
+        config: that the run was made with.
+        target: what it was trained for.
+        trainer: built from the config.
+        run: run directory.
+
+    Returns:
+        The checkpoint's step.
+    """
+    step, metrics, params = best_params(run)
+    options = config.objective.to_dict()
+    saved = drafters.SavedDrafter(
+        method="draft_model",
+        config=_student(target, options).config,
+        params=params,
+        tables=trainer.tables,
+        shares=("embed", "head"),
+        info={
+            "step": step,
+            "rows": trainer.train.rows,
+            "held_out": metrics,
+            "training": config.to_dict(),
+        },
+    )
+    drafters.save_drafter(RunDirectory(run).path / "drafter", saved, target)
+    return step
+
+
+def regeneration_loop(config: ml_collections.ConfigDict, target: Target, temperature: float) -> tuple[Loop, Weights]:
+    """The loop that answers prompts at one temperature with `config.drafter` and its exact rule."""
+    drafting = drafter_from_config(config.drafter, target)
+    return make_loop(target, drafting, make_sampling([temperature]))
+
+
+def store_parts(
+    config: ml_collections.ConfigDict, target: Target, data_dir: Path
+) -> dict[str, tuple[list[Document], StoreConfig, int | None]]:
+    """The hidden-state stores that a config describes: by name the text, how to store it, and the shard limit."""
+    parts = {}
+    for name, part in config.parts.items():
+        documents = answers_at(data_dir / part.text, target, part.temperature if part.temperature >= 0 else None)
+        store = StoreConfig(**config.store.to_dict(), shard_rows=part.shard_rows)
+        parts[name] = (documents, store, part.max_shards or None)
+    return parts
+
+
+# ---- Measuring ----
+
+
+def settings_from_config(config: ml_collections.ConfigDict) -> Settings:
+    """How to measure."""
+    return Settings(**_fields_of(Settings, config))
+
+
+def lineup_from_config(config: ml_collections.ConfigDict) -> Lineup:
+    """What to compare."""
+    return Lineup(**_fields_of(Lineup, config))
+
+
+def contenders(lineup: Lineup, target: Target) -> list[Contender]:
+    """See `specjax.evaluation.lineup.enlist`."""
+    return enlist(lineup, target, make_drafter=make_drafter, make_loop=make_loop, default_rule=default_rule)
+
+
+def _fields_of(settings: type, config: ml_collections.ConfigDict) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(settings)}
+    return {name: value for name, value in config.to_dict().items() if name in names}
+
+
 __all__ = [
     "DRAFTERS",
+    "OBJECTIVES",
     "RULES",
     "Drafting",
+    "best_params",
+    "build_training",
+    "contenders",
     "default_rule",
     "drafter_from_config",
+    "export_drafter",
+    "lineup_from_config",
     "load_config",
     "lookup",
     "make_drafter",
     "make_loop",
     "make_rule",
     "override",
+    "regeneration_loop",
+    "settings_from_config",
+    "store_parts",
     "target_from_config",
 ]

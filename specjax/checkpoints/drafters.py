@@ -1,25 +1,289 @@
-"""Trained drafters on disk: a directory with config.json and model.safetensors, tied to the target they serve."""
+"""Trained drafters on disk: `config.json` and safetensors, in a directory of their own.
+
+The format is versioned and explicit. A drafter names the target it was trained for. What it borrows from that target
+(`shares`) is declared and not stored: `embed`, the token embedding, by reference, and `head`, the rows of the target's
+output head that belong to the draft vocabulary, gathered once when the drafter is loaded.
+"""
 
 from __future__ import annotations
 
-import importlib.resources
+import dataclasses
 import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from etils import epath
 
-FORMAT = "specjax-drafter-1"
+from specjax.checkpoints.safetensors import SINGLE, Spec, StoredTensor, read_header, write_file
+from specjax.models import ModelConfig, RopeConfig, graph
+from specjax.models.target import Target
+
+KIND, FORMAT = "specjax_drafter", 1
+CONFIG = "config.json"
+ZOO = Path(__file__).resolve().parent.parent / "zoo"
+LISTED = 10  # entries of one kind that an error spells out
+SHARES = ("embed", "head")
 
 
-def drafter_path(source: str) -> epath.Path | None:
-    """Where a saved drafter lies: a zoo name, a directory, or a run directory's `export`; None if it is none."""
-    zoo = epath.Path(str(importlib.resources.files("specjax") / "zoo")) / source
-    for path in (zoo, epath.Path(source), epath.Path(source) / "export"):
-        config = path / "config.json"
-        if config.exists() and json.loads(config.read_text()).get("format") == FORMAT:
-            return path
+@dataclasses.dataclass(frozen=True, eq=False)
+class SavedDrafter:
+    """A trained drafter without the code that runs it.
+
+    Attributes:
+        method: registry name of the drafting method.
+        config: its network.
+        params: parameter tree, int keys for layers. Loaded: with the shared head in it, float32 or as the config says.
+            Saved: shared groups are left out.
+        tables: arrays that are not trained; `vocab` `[Vd]` int32 maps draft ids to target ids.
+        shares: what it borrows from the target, of `SHARES`.
+        info: how it came to be: command, data, held-out figures.
+    """
+
+    method: str
+    config: ModelConfig
+    params: Any
+    tables: Mapping[str, jax.Array]
+    shares: tuple[str, ...]
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def save_drafter(directory: str | epath.Path, drafter: SavedDrafter, target: Target, dtype: str = "bfloat16") -> None:
+    """Writes a drafter for `target`.
+
+    Args:
+        directory: made if absent; an older drafter in it is replaced.
+        drafter: what to write.
+        target: that it was trained for.
+        dtype: of the floats on disk. Exactness of decoding does not depend on it: a draft is verified whatever it is.
+
+    Raises:
+        ValueError: a parameter is not finite, or the tree does not fit the config.
+    """
+    directory = epath.Path(directory)
+    arrays = _flatten({"params": _owned(drafter.params, drafter.shares), "tables": dict(drafter.tables)})
+    _refuse_misfits(str(directory), _expected(drafter.method, drafter.config, drafter.shares), arrays, drafter.tables)
+    broken = [name for name, value in arrays.items() if not np.isfinite(np.asarray(value, np.float32)).all()]
+    if broken:
+        raise ValueError(f"not saved: {_some(broken)} hold NaN or infinity; the run has diverged, take an earlier step")
+    content = {
+        "kind": KIND,
+        "format": FORMAT,
+        "method": drafter.method,
+        "shares": list(drafter.shares),
+        "target": _identity(target) | {"name": target.name},
+        "model": dataclasses.asdict(drafter.config),
+        "info": dict(drafter.info),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    stored = {name: _as_stored(value, dtype) for name, value in arrays.items()}
+    specs = {name: Spec(value.shape, value.dtype) for name, value in stored.items()}
+    write_file(directory / SINGLE, specs, lambda name: stored[name])
+    (directory / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def load_drafter(name: str | epath.Path, target: Target) -> SavedDrafter:
+    """Reads a drafter and fits it to its target.
+
+    Args:
+        name: a zoo entry, a drafter's directory, or a run directory that has one.
+        target: must be the one it was trained for.
+
+    Raises:
+        FileNotFoundError: there is no such drafter; names those of the zoo.
+        ValueError: another target's, another format's, damaged, or with tensors that are missing, unexpected, of the
+            wrong shape, or not finite; all misfits in one message.
+    """
+    directory = find_drafter(name)
+    if directory is None:
+        known = ", ".join(zoo_entries()) or "(empty)"
+        raise FileNotFoundError(
+            f"no drafter {str(name)!r}: expected a directory with {CONFIG} of one, or of the zoo: {known}"
+        )
+    content = _read_config(directory)
+    _check_target(directory, content["target"], target)
+    config, shares = _model_config(content["model"], target.config.dtype), tuple(content["shares"])
+    tensors = read_header(directory / SINGLE)
+    expected = _expected(content["method"], config, shares)
+    vocab = tensors["tables.vocab"].read() if "tables.vocab" in tensors else None
+    tables = {} if vocab is None else {"vocab": vocab}
+    _refuse_misfits(str(directory / SINGLE), expected, tensors, tables, target.config.vocab_size)
+    arrays = {key: _as_loaded(tensor, expected[key].dtype) for key, tensor in tensors.items()}
+    broken = [key for key, value in arrays.items() if not bool(jnp.all(jnp.isfinite(value)))]
+    if broken:
+        raise ValueError(f"{directory / SINGLE} holds NaN or infinity in {_some(broken)}: the file is of no use")
+    tree = _unflatten(arrays)
+    params, tables = tree.get("params", {}), tree.get("tables", {})
+    if "head" in shares:
+        params = {**params, "lm_head": {"kernel": target_head(target.config, target.params, tables["vocab"])}}
+    return SavedDrafter(content["method"], config, params, tables, shares, content.get("info", {}))
+
+
+def find_drafter(name: str | epath.Path) -> epath.Path | None:
+    """The directory of a drafter: of the zoo, itself, or `drafter/` of a run directory; None where there is none."""
+    for directory in (epath.Path(ZOO) / name, epath.Path(name), epath.Path(name) / "drafter"):
+        file = directory / CONFIG
+        try:
+            if file.exists() and json.loads(file.read_text()).get("kind") == KIND:
+                return directory
+        except (json.JSONDecodeError, AttributeError, NotADirectoryError):
+            continue
     return None
 
 
-def is_drafter(source: str) -> bool:
-    """Whether `source` names a drafter that specjax saved."""
-    return drafter_path(source) is not None
+def is_drafter(name: str | epath.Path) -> bool:
+    """Whether `load_drafter` would find something there."""
+    return find_drafter(name) is not None
+
+
+def zoo_entries() -> list[str]:
+    """Names of the drafters that ship."""
+    return sorted(path.parent.name for path in ZOO.glob(f"*/{CONFIG}"))
+
+
+def target_head(config: ModelConfig, target_params: Any, vocab: jax.Array) -> jax.Array:
+    """The columns `[d, Vd]` of the target's output head that belong to the given target ids.
+
+    Args:
+        config: the target's.
+        target_params: its parameters, in the plain layout.
+        vocab: int32 `[Vd]` target ids.
+    """
+    if config.tie_embeddings:
+        return target_params["embed"]["embedding"][vocab].T
+    return target_params["lm_head"]["kernel"][:, vocab]
+
+
+def _read_config(directory: epath.Path) -> dict[str, Any]:
+    content = json.loads((directory / CONFIG).read_text())
+    if content.get("format") != FORMAT:
+        raise ValueError(
+            f"{directory / CONFIG} has format {content.get('format')!r}, this version reads {FORMAT}: "
+            "save the drafter again, or use the version of specjax that wrote it"
+        )
+    missing = [key for key in ("method", "shares", "target", "model") if key not in content]
+    if missing:
+        raise ValueError(f"{directory / CONFIG} lacks {', '.join(missing)}: fetch it again")
+    unknown = [share for share in content["shares"] if share not in SHARES]
+    if unknown:
+        raise ValueError(f"{directory / CONFIG} shares {_some(unknown)}; expected only {', '.join(SHARES)}")
+    if content["method"] not in NETWORKS:
+        raise ValueError(f"{directory / CONFIG} is for method {content['method']!r}; known: {', '.join(NETWORKS)}")
+    return content
+
+
+def _identity(target: Target) -> dict[str, Any]:
+    """What must agree between a drafter's target and the one at hand."""
+    return {
+        "hidden_size": target.config.hidden_size,
+        "vocab_size": target.config.vocab_size,
+        "tokenizer": target.tokenizer.fingerprint(),
+        "config_hash": target.config_hash,
+    }
+
+
+def _check_target(directory: epath.Path, recorded: Mapping[str, Any], target: Target) -> None:
+    mine = _identity(target)
+    differ = [key for key in mine if recorded.get(key) != mine[key]]
+    if differ:
+        lines = ", ".join(f"{key} {recorded.get(key)!r} (here {mine[key]!r})" for key in differ)
+        raise ValueError(
+            f"{directory} was trained for {recorded.get('name')!r}, not for {target.name!r}: it expects {lines}. "
+            "Load that target, or train a drafter for this one"
+        )
+
+
+def _model_config(fields: Mapping[str, Any], dtype: str) -> ModelConfig:
+    """A config from its JSON form, in the target's dtype."""
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise ValueError(
+            f"the drafter's model has unknown fields {_some(unknown)}: a newer version of specjax wrote it"
+        )
+    ropes = tuple(None if rope is None else RopeConfig(**rope) for rope in fields["ropes"])
+    return ModelConfig(**{**fields, "ropes": ropes, "windows": tuple(fields["windows"]), "dtype": dtype})
+
+
+def _draft_model(config: ModelConfig) -> Any:
+    return graph(config)[1]
+
+
+# method -> the abstract parameter tree of its network
+NETWORKS: dict[str, Callable[[ModelConfig], Any]] = {"draft_model": _draft_model}
+
+
+def _owned(params: Any, shares: Sequence[str]) -> Any:
+    """The groups that are stored."""
+    borrowed = {"embed": "embed", "head": "lm_head"}
+    return {name: group for name, group in params.items() if name not in {borrowed[share] for share in shares}}
+
+
+def _expected(method: str, config: ModelConfig, shares: Sequence[str]) -> dict[str, jax.ShapeDtypeStruct]:
+    expected = _flatten({"params": _owned(NETWORKS[method](config), shares)})
+    if config.head_size != config.vocab_size or "head" in shares:
+        expected["tables.vocab"] = jax.ShapeDtypeStruct((config.head_size,), jnp.int32)
+    return expected
+
+
+def _refuse_misfits(
+    where: str,
+    expected: Mapping[str, jax.ShapeDtypeStruct],
+    found: Mapping[str, Any],
+    tables: Mapping[str, Any],
+    vocab_size: int | None = None,
+) -> None:
+    """One error for everything that does not fit."""
+    problems = []
+    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    if missing:
+        problems.append(f"missing {_some(missing)}")
+    if extra:
+        problems.append(f"unexpected {_some(extra)}")
+    for key in sorted(expected.keys() & found.keys()):
+        if tuple(found[key].shape) != expected[key].shape:
+            problems.append(f"{key} has shape {list(found[key].shape)}, expected {list(expected[key].shape)}")
+    vocab = np.asarray(tables["vocab"]) if "vocab" in tables else None
+    if vocab is not None:
+        if not np.issubdtype(vocab.dtype, np.integer):
+            problems.append(f"tables.vocab has dtype {vocab.dtype}, expected int32 target ids")
+        elif vocab.ndim == 1 and len(vocab) > 1 and not (np.diff(vocab.astype(np.int64)) > 0).all():
+            problems.append("tables.vocab is not sorted, or has an id twice; expected each target id once, in order")
+        elif vocab_size is not None and (vocab.min() < 0 or vocab.max() >= vocab_size):
+            problems.append(f"tables.vocab has ids {vocab.min()} to {vocab.max()}, expected 0 to {vocab_size - 1}")
+    if problems:
+        raise ValueError(f"{where} does not fit its config: {'; '.join(problems)}")
+
+
+def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _unflatten(flat: Mapping[str, Any]) -> dict[Any, Any]:
+    tree: dict[Any, Any] = {}
+    for name, value in flat.items():
+        *path, leaf = (int(part) if part.isdigit() else part for part in name.split("."))
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[leaf] = value
+    return tree
+
+
+def _as_stored(value: Any, dtype: str) -> np.ndarray:
+    return np.asarray(jnp.asarray(value).astype(dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value)
+
+
+def _as_loaded(tensor: StoredTensor, dtype: Any) -> jax.Array:
+    return jnp.asarray(tensor.read()).astype(dtype)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more

@@ -1,0 +1,50 @@
+"""Distils a small draft out of a target: forward KL against its stored law (DistillSpec; Zhou et al. 2024).
+
+    python -m experiments.hidden_states --config=configs/hidden_states.py:smollm2
+    python -m experiments.train --config=configs/lm.py:smollm2 --workdir=runs/lm
+    python -m experiments.train --config=configs/distill.py:smollm2 --config.init_from=runs/lm --workdir=runs/distill
+
+The middle line is optional: it starts the draft on the target's text alone, without a pass of the target.
+The argument is the target: an alias (`smollm2`) or anything else that `load_target` takes.
+"""
+
+from ml_collections import config_dict
+
+
+def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
+    """The config of one run."""
+    config = config_dict.ConfigDict()
+    config.target = {"source": arg, "dtype": "float32"}
+    # Text paths are relative to SPECJAX_DATA, stores to the working directory.
+    config.data = {
+        "text": "target_text/smollm2-135m-instruct.train.jsonl.gz",
+        "store": "runs/hidden/smollm2/train",
+        "held_out": {"greedy": "runs/hidden/smollm2/greedy", "sampled": "runs/hidden/smollm2/sampled"},
+        "max_shards": 0,  # of the training store; 0 for all that are finished
+    }
+    config.objective = {
+        "name": "distill",
+        "divergence": "forward_kl",
+        "layers": (0, 29),
+        "intermediate_size": 1024,
+        "draft_vocab": 6144,
+    }
+    config.optimizer = {
+        "learning_rate": 1e-3,
+        "schedule": "cosine",
+        "steps": 1500,
+        "warmup": 50,
+        "weight_decay": 0.01,
+        "clip": 1.0,
+    }
+    config.train = {
+        "steps": 1500,
+        "batch": 4,
+        "seed": 0,
+        "log_every": 10,
+        "eval_every": 100,
+        "best": "greedy/match",
+        "precision": "float32",
+    }
+    config.init_from = ""  # a run directory whose best parameters to start from
+    return config

@@ -1,0 +1,21 @@
+"""Lets the target answer prompts: training text that drafters learn best from.
+
+    python -m experiments.regenerate --config=configs/regenerate.py:smollm2 --workdir=runs/regenerate
+
+Interrupted, the same command goes on. `data.text` of the training configs takes the directory `answers` of the run.
+"""
+
+from ml_collections import config_dict
+
+
+def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
+    """The config of one run."""
+    config = config_dict.ConfigDict()
+    config.target = {"source": arg, "dtype": "float32"}
+    # JSONL with source, id and prompt, relative to SPECJAX_DATA.
+    config.prompts = "target_text/smollm2-135m-instruct.train.jsonl.gz"
+    config.max_prompts = 0  # 0 for all
+    # Any drafter: the rule is exact, so it changes the speed and not the text.
+    config.drafter = {"name": "prompt_lookup"}
+    config.decode = {"temperature": 0.0, "max_new_tokens": 192, "batch": 8, "part": 64, "seed": 0}
+    return config

@@ -1,0 +1,44 @@
+"""Trains a drafter: python -m experiments.train --config=configs/distill.py:smollm2 --workdir=runs/distill.
+
+The same command resumes; SIGTERM saves and ends. SPECJAX_DATA names the directory of the training text. At the end the
+best checkpoint is written as a drafter to `drafter/` in the run directory, where every program finds it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import ml_collections
+from absl import logging
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from experiments import _main
+from specjax import build
+
+
+def main(config: ml_collections.ConfigDict) -> None:
+    """Builds the trainer and runs it."""
+    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes.
+    ending: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
+    target = build.target_from_config(config.target)
+    trainer = build.build_training(config, target, Path(os.environ.get("SPECJAX_DATA", "../shared/data")))
+    start = (lambda: build.best_params(config.init_from)[2]) if config.init_from else None
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    with Progress(*columns) as progress:
+        task = progress.add_task("training", total=trainer.config.steps)
+
+        def report(step: int, values: dict[str, float]) -> None:
+            progress.update(task, completed=step)
+            line = "  ".join(f"{key.removeprefix('train/')} {value:.4g}" for key, value in values.items())
+            progress.console.print(f"step {step}  {line}")
+
+        trainer.run(_main.workdir(), config.to_dict(), init=start, report=report, stop=lambda: bool(ending))
+    step = build.export_drafter(config, target, trainer, _main.workdir())
+    print(f"{'interrupted, saved' if ending else 'done'}: {_main.workdir()}; drafter/ is step {step}")
+
+
+if __name__ == "__main__":
+    _main.run(main, config="configs/distill.py", workdir="runs/distill")

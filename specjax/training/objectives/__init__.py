@@ -1,0 +1,7 @@
+"""Objectives: pure functions of trainable parameters, tables, the frozen target and a batch. One file each."""
+
+from specjax.training.objectives.base import Loss, Objective
+from specjax.training.objectives.distill import DIVERGENCES, Distill
+from specjax.training.objectives.lm import LanguageModel
+
+__all__ = ["DIVERGENCES", "Distill", "LanguageModel", "Loss", "Objective"]

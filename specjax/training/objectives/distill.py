@@ -1,0 +1,121 @@
+"""Distillation of the target's law into a draft (DistillSpec, Zhou et al. 2024), from stored hidden states.
+
+The target's law comes from the store: `normed @ head rows - log-sum-exp` gives p over the draft vocabulary *with its
+true mass*, not renormalised: sum p <= 1, and what lies outside the draft vocabulary can never be accepted. Every
+divergence is taken over the draft vocabulary between that p and q, so a position where the target leaves the
+vocabulary weighs less; the forward Kullback-Leibler gradient there is (sum p) q - p.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.checkpoints.drafters import target_head
+from specjax.models import Decoder, split
+from specjax.training.data import Batch
+from specjax.training.draft import Student
+from specjax.training.objectives.base import Loss, masked_sum, over_positions
+from specjax.training.objectives.lm import first_choice, labels
+
+# A divergence maps log p, log q `[..., Vd]` to `[...]`; exp(log p) sums to at most 1.
+Divergence = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def forward_kl(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
+    """sum p (log p - log q)."""
+    return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+
+
+def reverse_kl(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
+    """sum q (log q - log p)."""
+    return jnp.sum(jnp.exp(log_q) * (log_q - log_p), axis=-1)
+
+
+def jensen_shannon(log_p: jax.Array, log_q: jax.Array, beta: float = 0.5) -> jax.Array:
+    """beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q."""
+    log_m = jnp.logaddexp(log_p + jnp.log(beta), log_q + jnp.log1p(-beta))
+    return beta * forward_kl(log_p, log_m) + (1 - beta) * forward_kl(log_q, log_m)
+
+
+def total_variation(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
+    """1 - sum min(p, q): the probability that speculative sampling rejects."""
+    return 1.0 - overlap(log_p, log_q)
+
+
+def neg_log_overlap(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
+    """-log alpha with alpha = sum min(p, q) (the LK loss): steep where little is accepted."""
+    return -jnp.log(jnp.maximum(overlap(log_p, log_q), 1e-6))
+
+
+def overlap(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
+    """alpha = sum min(p, q) `[...]`: the acceptance rate of a draft token drawn from q."""
+    return jnp.sum(jnp.exp(jnp.minimum(log_p, log_q)), axis=-1)
+
+
+DIVERGENCES: dict[str, Divergence] = {
+    "forward_kl": forward_kl,
+    "reverse_kl": reverse_kl,
+    "jsd": jensen_shannon,
+    "tvd": total_variation,
+    "lk": neg_log_overlap,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Distill:
+    """A divergence between the target's law and the draft's, at each token of the answers.
+
+    Attributes:
+        student: the draft.
+        divergence: a key of `DIVERGENCES`.
+    """
+
+    student: Student
+    divergence: str = "forward_kl"
+
+    def __post_init__(self) -> None:
+        if self.divergence not in DIVERGENCES:
+            raise ValueError(f"divergence {self.divergence!r} is unknown; expected {', '.join(DIVERGENCES)}")
+
+    def init(self, key: jax.Array, target: Decoder, tables: Any) -> Any:
+        """A copy of the chosen target layers; no randomness."""
+        del key, tables
+        return self.student.init(target)
+
+    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array) -> Loss:
+        """See the class. Metrics: `alpha` (sum min(p, q)), `mass` (sum p), `match` (first choice is the text's)."""
+        del key
+        if batch.normed is None or batch.lse is None:
+            raise ValueError("distillation needs the target's hidden states: give it a hidden-state store, not text")
+        vocab, mask = tables["vocab"], batch.predicts
+        network, hidden = self.student.hidden(draft_params, target, vocab, batch)
+        head = jax.lax.stop_gradient(target_head(self.student.target, split(target)[1], vocab))
+        divergence, cap = DIVERGENCES[self.divergence], self.student.target.final_softcap
+
+        def chunk(x_cd: jax.Array, extras: Any, mask: jax.Array) -> tuple[jax.Array, Any]:
+            normed, lse, following = extras
+            log_p = law(normed, lse, head, cap, mask)
+            log_q = jax.nn.log_softmax(network.logits(x_cd), axis=-1)
+            sums = overlap(log_p, log_q), jnp.sum(jnp.exp(log_p), axis=-1), first_choice(log_q, following)
+            return masked_sum(divergence(log_p, log_q), mask), [masked_sum(value, mask) for value in sums]
+
+        extras = (batch.normed, batch.lse, labels(batch, vocab))
+        loss, sums = over_positions(chunk, hidden, extras, mask)
+        weight = jnp.sum(mask, dtype=jnp.float32)
+        names = ("alpha", "mass", "match")
+        return Loss(loss, weight, {name: (value, weight) for name, value in zip(names, sums, strict=True)})
+
+
+def law(normed_nd: jax.Array, lse_n: jax.Array, head_dv: jax.Array, cap: float, known_n: jax.Array) -> jax.Array:
+    """Float32 `[n, Vd]`: the target's log-probabilities of the draft vocabulary, from its stored hidden states.
+
+    Where no log-sum-exp is known the value is a placeholder that keeps exp() finite.
+    """
+    logits = jnp.dot(normed_nd.astype(jnp.float32), head_dv, preferred_element_type=jnp.float32)
+    logits = cap * jnp.tanh(logits / cap) if cap else logits
+    return jnp.where(known_n[:, None], logits - lse_n[:, None], -jnp.log(float(head_dv.shape[1])))
