@@ -1,0 +1,42 @@
+"""Greedy equality in float32: every shipped prompt and 60 of Spec-Bench, at batch 1 and in ragged batches of 8.
+
+    python -m experiments.equality --config=configs/equality.py
+
+Spec-Bench is read from SPECJAX_DATA, and left out, saying so, where that is not set. The argument `quick` takes two
+prompts of each category and 16 tokens.
+"""
+
+from ml_collections import config_dict
+
+# The zoo entry, or the path of a trained drafter, of the row `draft`; empty leaves the row out.
+DRAFT = ""
+
+
+def get_config(arg: str | None = None) -> config_dict.ConfigDict:
+    """The config of one run."""
+    if arg not in (None, "", "quick"):
+        raise ValueError(f"unknown argument {arg!r} of configs/equality.py; known: quick")
+    quick = arg == "quick"
+    config = config_dict.ConfigDict()
+    config.target = {"source": "smollm2", "dtype": "float32"}
+    # Name -> what load_prompts takes, and how many of each category (0 for all).
+    config.prompts = {
+        "shipped": {"source": "shipped", "per_category": 2 if quick else 0},
+        "spec_bench": {
+            "source": "spec_bench:$SPECJAX_DATA/spec_bench/question.jsonl",
+            "per_category": 2 if quick else 10,
+        },
+    }
+    config.max_new_tokens = 16 if quick else 64
+    config.batches = (1, 8)
+    config.rows = {
+        "autoregressive": {"name": "autoregressive"},
+        "draft": {"name": "draft_model", "source": DRAFT, "num_nodes": 4},
+        "prompt_lookup": {"name": "prompt_lookup", "num_nodes": 3},
+    }
+    config.only = ()
+    config.seed = 0
+    config.layout = "packed"
+    config.precision = "float32"
+    config.near_tie_bound = 0.0  # 0: from dtype and precision
+    return config

@@ -1,0 +1,33 @@
+"""How `python -m experiments.generate` answers.
+
+The argument says what drafts: `lookup` (prompt lookup), `plain` (nothing), a zoo entry, or the path of a trained
+drafter or of a model with the target's vocabulary.
+"""
+
+from ml_collections import config_dict
+
+# What drafts when nothing is said.
+DRAFT = "lookup"
+
+
+def get_config(arg: str = DRAFT) -> config_dict.ConfigDict:
+    """The config of one answer."""
+    config = config_dict.ConfigDict()
+    config.target = {"source": "smollm2", "dtype": "float32"}
+    if arg == "plain":
+        config.drafter = {"name": "autoregressive"}
+    elif arg == "lookup":
+        config.drafter = {"name": "prompt_lookup", "num_nodes": 3}
+    else:
+        config.drafter = {"name": "draft_model", "source": arg, "num_nodes": 4}
+    config.rule = ""  # the exact rule that fits best
+    config.system_prompt = config_dict.placeholder(str)  # None: what the chat template says
+    config.max_new_tokens = 256
+    config.temperature = 0.0
+    config.top_k = 0
+    config.top_p = 1.0
+    config.min_p = 0.0
+    config.seed = 0
+    config.layout = "packed"  # for few rows on a CPU; `plain` on accelerators
+    config.precision = "float32"
+    return config

@@ -1,0 +1,68 @@
+"""A first look: 8 of the shipped prompts, one a category, 64 new tokens, greedy, batch 1.
+
+    python -m experiments.benchmark --config=configs/quickstart.py
+
+Arguments, separated by commas:
+    full   every shipped prompt, 128 tokens, draft lengths 1 to 8, greedy and T = 1 (hours on a small machine)
+    quick  2 prompts, 16 tokens: whether it works at all
+"""
+
+from ml_collections import config_dict
+
+# The zoo entry, or the path of a trained drafter, that the row `draft` measures; empty leaves the row out.
+DRAFT = ""
+
+ARGUMENTS = ("full", "quick")
+
+
+def get_config(arg: str | None = None) -> config_dict.ConfigDict:
+    """The config of one run."""
+    arguments = [a for a in (arg or "").split(",") if a]
+    unknown = [a for a in arguments if a not in ARGUMENTS]
+    if unknown:
+        raise ValueError(f"unknown argument {unknown[0]!r} of configs/quickstart.py; known: {', '.join(ARGUMENTS)}")
+    full, quick = "full" in arguments, "quick" in arguments
+
+    config = config_dict.ConfigDict()
+    config.target = {"source": "smollm2", "dtype": "float32"}
+    config.system_prompt = config_dict.placeholder(str)  # None: what the chat template says
+
+    config.prompts = "shipped"  # see specjax.evaluation.prompts.load_prompts
+    config.prompts_fallback = ""
+    config.prompts_per_category = 0 if full else 1  # 0 for all
+    config.max_prompts = 2 if quick else 0  # 0 for all
+    config.max_new_tokens = 16 if quick else 128 if full else 64
+
+    config.temperatures = (0.0, 1.0) if full and not quick else (0.0,)
+    config.top_k = 0
+    config.top_p = 1.0
+    config.seed = 0
+
+    # Every row is a drafter with its options; `num_nodes` is swept over. `only` names the rows to keep.
+    sweep = full and not quick
+    config.rows = {
+        "autoregressive": {"name": "autoregressive"},
+        "draft": {
+            "name": "draft_model",
+            "source": DRAFT,
+            "num_nodes": tuple(range(1, 9)) if sweep else (4,),
+            "rule": "",  # the exact rule that fits best
+        },
+        "prompt_lookup": {
+            "name": "prompt_lookup",
+            "num_nodes": (1, 2, 3, 4, 6, 8) if sweep else (3,),
+            "max_ngram": 3,
+            "min_ngram": 1,
+            "rule": "",
+        },
+    }
+    config.only = ()
+
+    config.batch = 1
+    config.repeats = 1 if full or quick else 2
+    config.layout = "packed"  # for few rows on a CPU; `plain` on accelerators
+    config.precision = "float32"
+    config.near_tie_bound = 0.0  # 0: from dtype and precision
+    config.loop_threshold = 0.4
+    config.coloured_texts = 3
+    return config

@@ -1,0 +1,137 @@
+"""What the programs share: `--config` and `--workdir`, the compilation cache, and errors of one line.
+
+A program ends in `_main.run(main, config="configs/quickstart.py", workdir="runs/quickstart")`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import ml_collections
+from absl import app, flags, logging
+from etils import epath
+from ml_collections import config_flags
+from rich.console import Console
+
+from specjax import build
+
+JAX_CACHE = "~/.cache/specjax/jax"
+
+# What a user can put right: printed as one line, exit code 2. Anything else is a fault of ours, with a traceback.
+EXPECTED = (
+    ValueError,
+    FileNotFoundError,
+    NotADirectoryError,
+    ConnectionError,
+    PermissionError,
+    FloatingPointError,
+    ImportError,
+)
+
+
+def run(main: Callable[[ml_collections.ConfigDict], None], *, config: str, workdir: str | None = None) -> None:
+    """Reads the command line, then calls `main` with the locked config.
+
+    Args:
+        main: the program.
+        config: the config file that is used where the command line names none.
+        workdir: default of `--workdir`; None for a program that writes nothing.
+    """
+    if workdir is not None:
+        flags.DEFINE_string("workdir", workdir, "run directory, local or gs://")
+    holder: list[ml_collections.ConfigDict] = []
+
+    def parse(argv: Sequence[str]) -> list[str]:
+        with one_line_errors():
+            rest = _define_config(argv, config)
+            left = flags.FLAGS([argv[0], *rest])
+            if len(left) > 1:
+                raise ValueError(f"unexpected argument {left[1]!r}; every setting is written --name=value")
+            holder.append(flags.FLAGS["config"].value)
+            return left
+
+    def start(_: Sequence[str]) -> None:
+        with one_line_errors():
+            logging.set_verbosity(logging.WARNING)
+            enable_compilation_cache()
+            main(holder[0])
+
+    app.run(start, flags_parser=parse)
+
+
+def console() -> Console:
+    """Standard output; wide enough for tables where it is no terminal."""
+    plain = Console()
+    return plain if plain.is_terminal else Console(width=110)
+
+
+def workdir() -> epath.Path:
+    """The run directory of the command line."""
+    return epath.Path(flags.FLAGS.workdir)
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """A context in which an expected error ends the program: one line on stderr, exit code 2."""
+    try:
+        yield
+    except (flags.Error, *EXPECTED) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line; of a config file that raised, what it said."""
+    text = str(error) or type(error).__name__
+    if "Traceback (most recent call last)" in text:
+        text = re.sub(r"^\w+(\.\w+)*: ", "", text.strip().splitlines()[-1])
+    return " ".join(text.split())
+
+
+def enable_compilation_cache() -> None:
+    """Keeps compiled programs for the next run, unless JAX was already told where."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(Path(JAX_CACHE).expanduser()))
+
+
+def _define_config(argv: Sequence[str], default: str) -> list[str]:
+    """Defines `--config`, after checking file, argument and field names, whose own errors would be tracebacks."""
+    rest = list(argv[1:])
+    path = next((a.partition("=")[2] for a in rest if re.match(r"--?config=", a)), None)
+    if path is None:
+        if any(re.fullmatch(r"--?config", a) for a in rest):
+            raise ValueError("--config needs a value: --config=<file.py>[:<argument>]")
+        path = default
+        rest.insert(0, f"--config={path}")
+    fields = build.load_config(path)
+    for argument in rest:
+        if match := re.match(r"--?config\.([^=]+)", argument):
+            check_field(fields, match[1])
+    config_flags.DEFINE_config_file(
+        "config", None, "a file with get_config(arg), `file.py:arg`", lock_config=True, sys_argv=[argv[0], *rest]
+    )
+    return rest
+
+
+def check_field(config: ml_collections.ConfigDict, field: str) -> None:
+    """Checks that a dotted name exists.
+
+    Raises:
+        ValueError: it does not; suggests the nearest and lists its neighbours.
+    """
+    here, seen = config, ""
+    for part in field.split("."):
+        name = part.partition("[")[0]
+        if not isinstance(here, ml_collections.ConfigDict) or name not in here:
+            known = sorted(here) if isinstance(here, ml_collections.ConfigDict) else []
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {seen + close[0]!r}? " if close else ""
+            where = f"fields of {seen[:-1]!r}" if seen else "fields"
+            raise ValueError(f"unknown config field {field!r}; {hint}{where}: {', '.join(known) or 'none'}")
+        here, seen = here[name], f"{seen}{name}."

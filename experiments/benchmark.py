@@ -1,0 +1,129 @@
+"""Measures drafters against plain decoding: python -m experiments.benchmark --config=configs/quickstart.py
+
+Writes to the workdir: results.json (rows and where they come from), tokens.json (every token id and time), plot.png,
+report.html, config.json.
+"""
+
+from __future__ import annotations
+
+import ml_collections
+from etils import epath
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from experiments import _main
+from experiments._prompts import prompts_from_config
+from specjax import build
+from specjax.decoding import Request
+from specjax.evaluation import results, tables
+from specjax.evaluation.benchmark import Measured, Settings, measure
+from specjax.evaluation.contenders import Contender, LoopContender
+from specjax.evaluation.report import ColouredText, page, plot
+from specjax.evaluation.rows import DEFINITIONS, summarise
+from specjax.evaluation.teacher import Teacher, rounding_bound
+from specjax.models import Target, native
+
+# Of the fastest row of each method, in the results' meta.
+BEST = ("label", "method", "temperature", "num_nodes", "speedup")
+
+
+def main(config: ml_collections.ConfigDict) -> None:
+    """Loads, measures, writes, prints."""
+    console, workdir = _main.console(), _main.workdir()
+    settings, lineup = build.settings_from_config(config), build.lineup_from_config(config)
+    prompts = prompts_from_config(config, console)
+    results.check_writable(workdir)
+    for label in lineup.left_out:
+        console.print(f"row {label!r} is left out: set --config.rows.{label}.source to measure it", style="yellow")
+    target = build.target_from_config(config.target)
+    contenders = build.contenders(lineup, target)
+    results.write_json(workdir / "config.json", config.to_dict())
+
+    columns = [TextColumn("{task.description:<52.52}"), BarColumn(), MofNCompleteColumn()]
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, **({"description": what} if what else {}))
+
+        measured = measure(contenders, prompts, target, settings, progress)
+        progress("scoring the texts", 0, 1)
+        bound = config.near_tie_bound or rounding_bound(target.config.dtype, config.precision)
+        rows = summarise(measured, settings, _teacher(contenders), bound)
+        coloured = _coloured(config.coloured_texts, contenders, measured, rows, target, settings)
+
+    precision = {
+        "dtype": target.config.dtype,
+        "matmul": config.precision,
+        "layout": config.layout,
+        "native_kernel": config.layout == "packed" and native.available(),
+        "near_tie_bound": bound,
+    }
+    meta = results.describe(config.to_dict(), precision) | {
+        "definitions": DEFINITIONS,
+        "programs": {i.label: list(p.programs) for i, p in zip(measured.infos, measured.preparations, strict=True)},
+        "best": [
+            {k: row[k] for k in ("label", "method", "temperature", "num_nodes", "speedup")}
+            for row in results.best_rows(rows)
+        ],
+    }
+    write(workdir, meta, rows, measured, coloured)
+    console.print(tables.headline_table(rows))
+    if len({row["category"] for row in rows}) > 3:
+        console.print(tables.category_table(rows))
+    for line in tables.findings(rows):
+        console.print(line, highlight=False)
+    console.print(f"results, plot and report: {workdir}", highlight=False)
+
+
+def write(workdir: epath.Path, meta: dict, rows: list[dict], measured: Measured, coloured: list[ColouredText]) -> None:
+    """The run directory's files; results.json last, so that where it is, all is."""
+    workdir = epath.Path(workdir)
+    results.write_json(workdir / "tokens.json", {"meta": {"schema": meta["schema"]}, "texts": results.texts(measured)})
+    (workdir / "plot.png").write_bytes(plot(rows))
+    title = f"specjax benchmark: {meta['config']['target']['source']}"
+    (workdir / "report.html").write_text(page(meta, rows, title=title, definitions=DEFINITIONS, coloured=coloured))
+    results.write_json(workdir / "results.json", {"meta": meta, "rows": rows})
+
+
+def _teacher(contenders: list[Contender]) -> Teacher:
+    """Scores texts with the arrays that the contenders already use."""
+    first = next(c for c in contenders if isinstance(c, LoopContender))
+    return Teacher(
+        first.loop.graph,
+        first.weights.target,
+        precision=first.loop.precision,
+        chunk=first.loop.chunk,
+        buffer=first.buffer,
+    )
+
+
+def _coloured(
+    count: int,
+    contenders: list[Contender],
+    measured: Measured,
+    rows: list[dict],
+    target: Target,
+    settings: Settings,
+) -> list[ColouredText]:
+    """First turns of the first prompts, as the best row wrote them, drafted pieces apart."""
+    best = results.best_rows(rows)
+    if not best or settings.batch > 1:
+        return []
+    index = next(i for i, info in enumerate(measured.infos) if info.label == best[0]["label"])
+    contender = contenders[index]
+    assert isinstance(contender, LoopContender)
+    info, found = contender.info, []
+    for p, prompt in enumerate(measured.prompts[:count]):
+        first = measured.turns[index, p][0]
+        request = Request(first.prompt, settings.max_new_tokens, info.temperature, info.top_k, info.top_p, id=p)
+        decoder, pieces = target.tokenizer.stream(), []
+        for token, drafted in contender.trace(request):
+            if token not in target.eos_ids:
+                pieces.append((decoder.push(token), drafted))
+        pieces.append((decoder.finish(), False))
+        found.append(ColouredText(f"{prompt.id}, {info.label}", prompt.turns[0], tuple(pieces)))
+    return found
+
+
+if __name__ == "__main__":
+    _main.run(main, config="configs/quickstart.py", workdir="runs/quickstart")

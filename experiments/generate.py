@@ -1,0 +1,139 @@
+"""Answers one prompt as it is decoded, drafted tokens in colour.
+
+    python -m experiments.generate --prompt="Explain why the sky is blue."
+    echo "Explain why the sky is blue." | python -m experiments.generate
+
+What the draft proposed and the target accepted is green on a terminal. Settings: configs/generate.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import ml_collections
+from absl import flags
+from rich.console import Console
+from rich.text import Text
+
+from experiments import _main
+from specjax import build
+from specjax.decoding import Loop, Request, Weights, check_requests, prefill, read_row
+from specjax.decoding.sampling import make_sampling
+from specjax.evaluation.benchmark import encode
+from specjax.models import Target
+
+flags.DEFINE_string("prompt", None, "the user's turn; standard input where it is not given")
+DRAFTED = "green"
+
+
+@dataclass
+class Tally:
+    """Counts and seconds of one answer."""
+
+    tokens: int = 0
+    steps: int = 0
+    emitted: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+def main(config: ml_collections.ConfigDict) -> None:
+    """Loads, compiles, streams, and says how fast it was."""
+    console, notes = _main.console(), Console(stderr=True, highlight=False)
+    text = read_prompt(flags.FLAGS.prompt)
+    if config.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={config.max_new_tokens}; expected at least 1")
+    sampling = make_sampling([config.temperature], [config.top_k], [config.top_p], [config.min_p])
+
+    target = build.target_from_config(config.target)
+    drafting = build.drafter_from_config(config.drafter, target)
+    loop, weights = build.make_loop(
+        target, drafting, sampling, rule=config.rule or None, precision=config.precision, layout=config.layout
+    )
+    system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
+    request = Request(
+        encode(target, [*system, {"role": "user", "content": text}]),
+        config.max_new_tokens,
+        config.temperature,
+        config.top_k,
+        config.top_p,
+        config.min_p,
+    )
+    check_requests([request], target.context, target.config.vocab_size)
+    start = time.perf_counter()
+    with notes.status("compiling (kept for the next time)"):
+        warm_up(loop, weights, request, target, config.seed)
+    compiled = time.perf_counter() - start
+
+    tally = Tally()
+    for piece, drafted in stream(loop, weights, request, target, config.seed, tally):
+        show(console, piece, drafted)
+    console.print()
+    seconds = tally.prefill_seconds + tally.decode_seconds
+    tau = f"tau {tally.emitted / tally.steps:.2f}, " if tally.steps else ""
+    notes.print(
+        f"{tally.tokens} tokens with {drafting.name}: {tau}{tally.tokens / seconds:.1f} tokens/s",
+        f"(prompt of {len(request.prompt)} tokens {tally.prefill_seconds:.2f} s,",
+        f"the rest {tally.decode_seconds:.2f} s;",
+        f"before that {compiled:.1f} s to compile, or to read what was compiled)",
+        soft_wrap=True,
+    )
+
+
+def read_prompt(given: str | None) -> str:
+    """The flag's text, else standard input.
+
+    Raises:
+        ValueError: there is none, or it is empty.
+    """
+    if given is None and sys.stdin.isatty():
+        raise ValueError("no prompt; give --prompt='...' or pipe text to standard input")
+    text = (sys.stdin.read() if given is None else given).strip()
+    if not text:
+        raise ValueError("the prompt is empty; expected some text")
+    return text
+
+
+def warm_up(loop: Loop, weights: Weights, request: Request, target: Target, seed: int) -> None:
+    """Compiles both programs, so that the stream that follows is timed without it."""
+    state = prefill(loop, weights, [request], context=target.context, seed=seed)
+    jax.block_until_ready(loop.step(weights, state))
+
+
+def stream(
+    loop: Loop, weights: Weights, request: Request, target: Target, seed: int, tally: Tally
+) -> Iterator[tuple[str, bool]]:
+    """Yields `(text, whether it was drafted)`, and fills the tally."""
+    decoder, seen, accepted = target.tokenizer.stream(), 0, 0
+    start = time.perf_counter()
+    state = jax.block_until_ready(prefill(loop, weights, [request], context=target.context, seed=seed))
+    tally.prefill_seconds = time.perf_counter() - start
+    start = time.perf_counter()
+    for current in loop.stream(weights, state):
+        row = read_row(current, 0)
+        if row.finish == "fault":
+            raise FloatingPointError(f"the target's logits are NaN behind token {len(row.tokens)} of the answer")
+        so_far = int((row.accepted * range(len(row.accepted))).sum())
+        for i, token in enumerate(row.tokens[seen:]):
+            if token not in target.eos_ids:
+                yield decoder.push(token), i < so_far - accepted
+        seen, accepted = len(row.tokens), so_far
+        tally.tokens, tally.steps, tally.emitted = len(row.tokens), row.steps, row.emitted
+    tally.decode_seconds = time.perf_counter() - start
+    yield decoder.finish(), False
+
+
+def show(console: Console, piece: str, drafted: bool) -> None:
+    """Prints a piece at once; control characters that could drive the terminal are left out."""
+    clean = "".join(c for c in piece if c.isprintable() or c in "\n\t")
+    if clean:
+        console.print(Text(clean, style=DRAFTED if drafted else ""), end="", soft_wrap=True)
+        console.file.flush()
+
+
+if __name__ == "__main__":
+    _main.run(main, config="configs/generate.py")

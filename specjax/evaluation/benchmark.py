@@ -1,0 +1,404 @@
+"""Measures contenders on prompts: warm, interleaved, prefill and decoding apart.
+
+For every prompt all contenders answer in turn before the next prompt is taken, in an order that rotates: what
+disturbs the machine for a while disturbs all of them. The whole is repeated, and medians are taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+
+from specjax.decoding import Completion, Request, check_requests
+from specjax.decoding.generate import BUCKET
+from specjax.evaluation.compilations import compilations
+from specjax.evaluation.contenders import Contender, Info, LoopContender, Preparation, Timed
+from specjax.evaluation.costs import CostMeter, Costs
+from specjax.evaluation.prompts import Prompt
+from specjax.models import Target
+
+# (what is being done, steps done, steps in all)
+Progress = Callable[[str, int, int], None]
+COST_ROUNDS = 12
+# Functions of the loop that may not be compiled while a contender is timed.
+PROGRAMS = ("prefill", "_prefill", "run", "step")
+# Tokens that a chat template may put around a turn, beyond those counted.
+TURN_SLACK = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    Attributes:
+        max_new_tokens: budget of every answer.
+        repeats: timed completions of each prompt by each contender; medians are reported.
+        batch: rows that run together. At 1 every prompt is timed on its own; above, all prompts go through
+            slot refill and are timed together.
+        seed: with a prompt's index, fixes every random choice.
+        system_prompt: the conversation's first message; None leaves it to the chat template.
+        loop_threshold: prompts whose baseline text has a distinct-bigram ratio below this loop; headline rows are
+            given with and without them.
+        precision: of matrix products, `float32` or `default`.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    max_new_tokens: int
+    repeats: int = 3
+    batch: int = 1
+    seed: int = 0
+    system_prompt: str | None = None
+    loop_threshold: float = 0.4
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "repeats", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; expected at least 1")
+        if not 0 <= self.loop_threshold <= 1:
+            raise ValueError(f"loop_threshold={self.loop_threshold}; expected a ratio in [0, 1]")
+
+
+@dataclasses.dataclass
+class Turn:
+    """One answer of one contender.
+
+    Attributes:
+        prompt: token ids of the conversation up to here.
+        completion: tokens and counts.
+        prefill_seconds: of each repeat; empty where answers are not timed one by one, None where prefill is not timed
+            apart.
+        decode_seconds: likewise, the rest.
+    """
+
+    prompt: tuple[int, ...]
+    completion: Completion
+    prefill_seconds: list[float | None] = dataclasses.field(default_factory=list)
+    decode_seconds: list[float] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Measured:
+    """Everything that was measured.
+
+    Attributes:
+        prompts: in order.
+        infos: of the contenders, in order.
+        preparations: of the contenders.
+        turns: answers by (contender, prompt).
+        wall_seconds: of each repeat by contender, over all prompts; only above batch 1.
+        costs: by contender; peers have none.
+        skipped_turns: later turns that no longer fitted the context or the buffer, by contender.
+        repeatable: whether every repeat gave the same tokens, by contender.
+    """
+
+    prompts: tuple[Prompt, ...]
+    infos: list[Info]
+    preparations: list[Preparation]
+    turns: dict[tuple[int, int], list[Turn]]
+    wall_seconds: list[list[float]]
+    costs: list[Costs | None]
+    skipped_turns: list[int]
+    repeatable: list[bool]
+
+
+def encode(target: Target, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    """Ids of a conversation that the model is to go on with; plain text where it has no chat template."""
+    if target.tokenizer.chat_template is None:
+        return tuple(target.tokenizer.encode("\n".join(m["content"] for m in messages)))
+    return tuple(target.tokenizer.apply_chat(messages))
+
+
+class Conversation:
+    """One prompt's turns, each continued with the model's own answers."""
+
+    def __init__(self, target: Target, prompt: Prompt, index: int, info: Info, settings: Settings):
+        """Starts before the first turn."""
+        self._target, self._index, self._info, self._settings = target, index, info, settings
+        self._left = list(prompt.turns)
+        self._messages = [{"role": "system", "content": settings.system_prompt}] if settings.system_prompt else []
+
+    def next_request(self) -> Request | None:
+        """The next turn, or None when there is none left."""
+        if not self._left:
+            return None
+        self._messages.append({"role": "user", "content": self._left.pop(0)})
+        info = self._info
+        return Request(
+            encode(self._target, self._messages),
+            self._settings.max_new_tokens,
+            info.temperature,
+            info.top_k,
+            info.top_p,
+            id=self._index,
+        )
+
+    def answer(self, completion: Completion) -> None:
+        """Takes in the answer to the last request."""
+        kept = [t for t in completion.tokens if t not in self._target.eos_ids]
+        self._messages.append({"role": "assistant", "content": self._target.tokenizer.decode(kept)})
+
+
+def buffer_for(target: Target, prompts: Sequence[Prompt], settings: Settings, margin: int) -> int:
+    """One token buffer for a whole run: the longest conversation with full answers, and `margin` tokens behind it.
+
+    Raises:
+        ValueError: a first turn does not fit the context; see `check_requests`.
+    """
+    info = Info("", "", "")
+    first = [Conversation(target, p, i, info, settings).next_request() for i, p in enumerate(prompts)]
+    check_requests([r for r in first if r is not None], target.context, target.config.vocab_size)
+    longest = 0
+    for prompt in prompts:
+        messages = [{"role": "system", "content": settings.system_prompt}] if settings.system_prompt else []
+        for turn in prompt.turns[:-1]:
+            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": "."}]
+        messages.append({"role": "user", "content": prompt.turns[-1]})
+        extra = len(prompt.turns) * settings.max_new_tokens + (len(prompt.turns) - 1) * TURN_SLACK
+        longest = max(longest, min(len(encode(target, messages)) + extra, target.context))
+    return -(-(longest + margin) // BUCKET) * BUCKET
+
+
+def measure(
+    contenders: Sequence[Contender],
+    prompts: Sequence[Prompt],
+    target: Target,
+    settings: Settings,
+    progress: Progress = lambda what, done, total: None,
+) -> Measured:
+    """Prepares every contender, then measures them all.
+
+    Args:
+        contenders: with different labels; plain decoding at every temperature among them.
+        prompts: at least one.
+        target: for its tokenizer and context.
+        settings: how.
+        progress: is told what is being done.
+
+    Raises:
+        ValueError: no prompts, equal labels, no baseline, or a prompt that does not fit the context.
+        RuntimeError: a contender compiled a program while it was timed.
+        FloatingPointError: NaN logits.
+    """
+    _check(contenders, prompts)
+    loops = [c for c in contenders if isinstance(c, LoopContender)]
+    margin = max(max(c.loop.drafter.depth + 1, c.loop.chunk) for c in loops)
+    run = _Run(contenders, tuple(prompts), target, settings, margin, progress)
+    return run.one_by_one() if settings.batch == 1 else run.batched()
+
+
+def _check(contenders: Sequence[Contender], prompts: Sequence[Prompt]) -> None:
+    if not prompts:
+        raise ValueError("there are no prompts to measure on; expected at least one")
+    labels = [c.info.label for c in contenders]
+    if len(set(labels)) != len(labels):
+        raise ValueError(f"contenders need different labels; got {labels}")
+    for c in contenders:
+        if not any(b.info.is_baseline and b.info.temperature == c.info.temperature for b in contenders):
+            raise ValueError(
+                f"{c.info.label!r} has no baseline: add a row of the drafter autoregressive at temperature "
+                f"{c.info.temperature}"
+            )
+
+
+class _Run:
+    """The state of one measurement."""
+
+    def __init__(
+        self,
+        contenders: Sequence[Contender],
+        prompts: tuple[Prompt, ...],
+        target: Target,
+        settings: Settings,
+        margin: int,
+        progress: Progress,
+    ):
+        self.contenders, self.prompts, self.target = contenders, prompts, target
+        self.settings, self.margin, self.progress = settings, margin, progress
+        self.buffer = buffer_for(target, prompts, settings, margin)
+        self.done = 0
+        self.total = len(contenders) * (1 + settings.repeats * (len(prompts) if settings.batch == 1 else 1))
+        self.turns: dict[tuple[int, int], list[Turn]] = {}
+        self.skipped = [0] * len(contenders)
+        self.repeatable = [True] * len(contenders)
+
+    def one_by_one(self) -> Measured:
+        """Batch 1: each prompt timed on its own."""
+        first = self._first_request(0, 0)
+        preparations = []
+        for c in self.contenders:
+            self._tell(f"compiling {c.info.label}")
+            preparations.append(c.prepare(first, self.buffer))
+            self._step()
+        meter = self._meter()
+        for repeat in range(self.settings.repeats):
+            for p in range(len(self.prompts)):
+                if meter is not None and repeat == 0 and p % math.ceil(len(self.prompts) / COST_ROUNDS) == 0:
+                    self._tell("timing drafts and target passes")
+                    meter.round()
+                self._one_prompt(p, repeat)
+        return self._measured(preparations, [[] for _ in self.contenders], meter)
+
+    def batched(self) -> Measured:
+        """All prompts through slot refill; the first of the passes compiles and is not timed."""
+        loops = [c for c in self.contenders if isinstance(c, LoopContender)]
+        if len(loops) != len(self.contenders):
+            others = [c.info.label for c in self.contenders if not isinstance(c, LoopContender)]
+            raise ValueError(f"{', '.join(others)} can only be measured at batch 1; batch is {self.settings.batch}")
+        preparations = []
+        for i, c in enumerate(loops):
+            self._tell(f"compiling {c.info.label}")
+            c.buffer = self.buffer
+            with compilations() as seen:
+                self._all_prompts(i, c)
+            kv = c.kv_bytes(self._first_request(i, 0), self.settings.batch)
+            preparations.append(Preparation(seen.seconds, tuple(seen.names), *kv))
+            self._step()
+        meter = self._meter()
+        wall: list[list[float]] = [[] for _ in loops]
+        for repeat in range(self.settings.repeats):
+            if meter is not None:
+                meter.round()
+            for i in self._order(repeat):
+                self._tell(loops[i].info.label)
+                with compilations() as seen:
+                    wall[i].append(self._all_prompts(i, loops[i]))
+                _refuse_compilations(loops[i], seen.names)
+                self._step()
+        return self._measured(preparations, wall, meter)
+
+    def _one_prompt(self, p: int, repeat: int) -> None:
+        """All contenders answer a prompt's turns, side by side."""
+        prompt = self.prompts[p]
+        talks = [
+            Conversation(self.target, prompt, p, c.info, self.settings) if repeat == 0 else None
+            for c in self.contenders
+        ]
+        for number in range(len(prompt.turns)):
+            for i in self._order(repeat + p):
+                self._tell(f"{prompt.id}: {self.contenders[i].info.label}")
+                talk = talks[i]
+                if talk is not None:
+                    self._first_time(i, p, talk)
+                elif number < len(self.turns[i, p]):
+                    self._again(i, self.turns[i, p][number], p)
+        for _ in self.contenders:
+            self._step()
+
+    def _first_time(self, i: int, p: int, talk: Conversation) -> None:
+        turns = self.turns.setdefault((i, p), [])
+        request = talk.next_request()
+        assert request is not None
+        if not self._fits(request):
+            self.skipped[i] += 1
+            return
+        timed = self._timed(i, request)
+        talk.answer(timed.completion)
+        turns.append(Turn(request.prompt, timed.completion, [timed.prefill_seconds], [timed.decode_seconds]))
+
+    def _again(self, i: int, turn: Turn, p: int) -> None:
+        info = self.contenders[i].info
+        budget = self.settings.max_new_tokens
+        timed = self._timed(i, Request(turn.prompt, budget, info.temperature, info.top_k, info.top_p, id=p))
+        self.repeatable[i] &= turn.completion.tokens == timed.completion.tokens
+        turn.prefill_seconds.append(timed.prefill_seconds)
+        turn.decode_seconds.append(timed.decode_seconds)
+
+    def _timed(self, i: int, request: Request) -> Timed:
+        with compilations() as seen:
+            timed = self.contenders[i].complete(request)
+        _refuse_compilations(self.contenders[i], seen.names)
+        return timed
+
+    def _all_prompts(self, i: int, contender: LoopContender) -> float:
+        """One pass over all conversations, turn by turn; fills `turns`, and returns the seconds it took."""
+        first_time = (i, 0) not in self.turns
+        talks = {p: Conversation(self.target, x, p, contender.info, self.settings) for p, x in enumerate(self.prompts)}
+        seconds, number, skipped = 0.0, 0, 0
+        while talks:
+            wave = {p: r for p, t in talks.items() if (r := t.next_request()) is not None}
+            skipped += sum(not self._fits(r) for r in wave.values())
+            wave = {p: r for p, r in wave.items() if self._fits(r)}
+            if not wave:
+                break
+            done, took = contender.complete_all(list(wave.values()), self.settings.batch)
+            seconds += took
+            talks = {p: talks[p] for p in wave}
+            for (p, request), completion in zip(wave.items(), done, strict=True):
+                talks[p].answer(completion)
+                if first_time:
+                    self.turns.setdefault((i, p), []).append(Turn(request.prompt, completion))
+                else:
+                    self.repeatable[i] &= self.turns[i, p][number].completion.tokens == completion.tokens
+            number += 1
+        self.skipped[i] = skipped
+        return seconds
+
+    def _fits(self, request: Request) -> bool:
+        full = min(len(request.prompt) + request.max_new_tokens, self.target.context)
+        return len(request.prompt) < self.target.context and full + self.margin <= self.buffer
+
+    def _first_request(self, i: int, p: int) -> Request:
+        request = Conversation(self.target, self.prompts[p], p, self.contenders[i].info, self.settings).next_request()
+        assert request is not None
+        return request
+
+    def _meter(self) -> CostMeter | None:
+        loops = [c for c in self.contenders if isinstance(c, LoopContender)]
+        if all(c.info.is_baseline for c in loops):
+            return None
+        middle = sorted(range(len(self.prompts)), key=lambda p: len(self._first_request(0, p).prompt))
+        request = self._first_request(0, middle[len(middle) // 2])
+        self._tell("compiling the passes that are timed apart")
+        return CostMeter(loops, request, batch=self.settings.batch)
+
+    def _measured(self, preparations: list[Preparation], wall: list[list[float]], meter: CostMeter | None) -> Measured:
+        costs = [
+            meter.costs(c) if meter is not None and isinstance(c, LoopContender) else None for c in self.contenders
+        ]
+        return Measured(
+            prompts=self.prompts,
+            infos=[c.info for c in self.contenders],
+            preparations=preparations,
+            turns=self.turns,
+            wall_seconds=wall,
+            costs=costs,
+            skipped_turns=self.skipped,
+            repeatable=self.repeatable,
+        )
+
+    def _order(self, offset: int) -> Iterator[int]:
+        count = len(self.contenders)
+        return ((offset + i) % count for i in range(count))
+
+    def _tell(self, what: str) -> None:
+        self.progress(what, self.done, self.total)
+
+    def _step(self) -> None:
+        self.done += 1
+        self._tell("")
+
+
+def _refuse_compilations(contender: Contender, names: Sequence[str]) -> None:
+    loops = [name for name in names if name in PROGRAMS]
+    if loops:
+        raise RuntimeError(
+            f"{contender.info.label} compiled {', '.join(loops)} while it was timed: a shape or a static changed, and "
+            f"its time would be that of the compiler (jax {jax.__version__})"
+        )
+
+
+__all__ = [
+    "Conversation",
+    "Measured",
+    "Settings",
+    "Turn",
+    "buffer_for",
+    "encode",
+    "measure",
+]

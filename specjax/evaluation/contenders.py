@@ -1,0 +1,246 @@
+"""What takes part in a benchmark: something that completes a request and says how long it took."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decoding import (
+    Completion,
+    DecodeState,
+    Draft,
+    Keys,
+    Loop,
+    Request,
+    Weights,
+    make_sampling,
+    read_row,
+    request_keys,
+)
+from specjax.decoding import generate as generate_all
+from specjax.drafting import DraftModel
+from specjax.evaluation.compilations import compilations
+from specjax.models import merge
+
+UNTIL_DONE = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """Who a contender is.
+
+    Attributes:
+        label: unique in a run.
+        method: drafter's registry name, or a peer's.
+        rule: verification rule.
+        temperature: 0 for greedy.
+        top_k: 0 for all.
+        top_p: 1 for all.
+        num_nodes: N, draft tokens a pass; 0 for plain decoding.
+        topology: `chain`, `static_tree` or `dynamic_tree`.
+        draft_passes: draft passes of one step.
+        draft_param_bytes: bytes that the drafter adds to the target.
+        layout: of the weights in memory.
+    """
+
+    label: str
+    method: str
+    rule: str
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    num_nodes: int = 0
+    topology: str = "chain"
+    draft_passes: int = 0
+    draft_param_bytes: int = 0
+    layout: str = "plain"
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is plain decoding by this library, which others are measured against."""
+        return self.method == "autoregressive"
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparation:
+    """What had to be done before the first measurement.
+
+    Attributes:
+        compile_seconds: tracing, lowering, compiling (or reading the compiled program back from its cache).
+        programs: names of the compiled functions.
+        kv_bytes_target: bytes of the target's cache.
+        kv_bytes_draft: bytes of the drafter's state.
+    """
+
+    compile_seconds: float = 0.0
+    programs: tuple[str, ...] = ()
+    kv_bytes_target: int = 0
+    kv_bytes_draft: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """A completion and what it cost.
+
+    Attributes:
+        completion: tokens and counts.
+        prefill_seconds: up to and with the first token; None where it is not timed apart.
+        decode_seconds: the rest.
+    """
+
+    completion: Completion
+    prefill_seconds: float | None
+    decode_seconds: float
+
+
+class Contender(Protocol):
+    """Completes requests one at a time."""
+
+    @property
+    def info(self) -> Info:
+        """Who it is."""
+        ...
+
+    def prepare(self, request: Request, buffer: int) -> Preparation:
+        """Compiles and warms up for requests that fit a token buffer of `buffer`."""
+        ...
+
+    def complete(self, request: Request) -> Timed:
+        """Completes one request."""
+        ...
+
+
+class LoopContender:
+    """A drafter and a rule in the decoding loop."""
+
+    def __init__(self, info: Info, loop: Loop, weights: Weights, *, context: int, vocab: int, seed: int):
+        """Nothing is compiled before `prepare`.
+
+        Args:
+            info: who it is.
+            loop: statics of its program.
+            weights: its arrays.
+            context: longest sequence of the target.
+            vocab: ids below this are valid.
+            seed: with a request's id, fixes every random choice.
+        """
+        self.info = info
+        self.loop = loop
+        self.weights = weights
+        self.context = context
+        self.vocab = vocab
+        self.seed = seed
+        self.buffer = 0  # length of the token buffer; 0 until it is set, by `prepare` for instance
+        self._forever = jnp.int32(UNTIL_DONE)
+        self._once = jnp.int32(1)
+
+    def prepare(self, request: Request, buffer: int) -> Preparation:
+        """Compiles the two programs, prefill and run, by one short completion."""
+        self.buffer = buffer
+        with compilations() as seen:
+            state = self.prefill(request)
+            jax.block_until_ready(self.run(state, jnp.int32(2)))
+        return Preparation(seen.seconds, tuple(seen.names), *self.kv_bytes(request))
+
+    def kv_bytes(self, request: Request, batch: int = 1) -> tuple[int, int]:
+        """Bytes of the target's cache and of the drafter's state; also settles the topology."""
+        arguments = self._arguments([request] * batch)
+        state = jax.eval_shape(self.loop.prefill, self.weights, *arguments)
+        self.info = dataclasses.replace(self.info, topology=topology(self.loop, self.weights, state))
+        return _bytes(state.cache), _bytes(state.drafter)
+
+    def complete(self, request: Request) -> Timed:
+        """Prefill, then the loop without a transfer; both timed to the last byte of their result."""
+        arguments = self._arguments([request])
+        start = time.perf_counter()
+        state = jax.block_until_ready(self.loop.prefill(self.weights, *arguments))
+        prefilled = time.perf_counter()
+        state = jax.block_until_ready(self.run(state, self._forever))
+        end = time.perf_counter()
+        completion = read_row(state, 0)
+        if completion.finish == "fault":
+            raise FloatingPointError(f"{self.info.label}: the target's logits are NaN in request {request.id}")
+        return Timed(completion, prefilled - start, end - prefilled)
+
+    def complete_all(self, requests: Sequence[Request], batch: int) -> tuple[list[Completion], float]:
+        """Completes all, `batch` rows at a time with slot refill; also the seconds it took."""
+        start = time.perf_counter()
+        done = generate_all(
+            self.loop,
+            self.weights,
+            requests,
+            context=self.context,
+            vocab=self.vocab,
+            seed=self.seed,
+            batch=batch,
+            buffer=self.buffer or None,
+        )
+        return done, time.perf_counter() - start
+
+    def trace(self, request: Request) -> list[tuple[int, bool]]:
+        """The completion's tokens, each with whether the draft had it: the same program, one step at a time."""
+        state = self.prefill(request)
+        tokens = [(t, False) for t in read_row(state, 0).tokens]
+        while not np.asarray(state.done).all():
+            before = np.array(state.statistics.accepted[0])
+            state = self.run(state, self._once)
+            after = read_row(state, 0)
+            accepted = int(np.argmax(after.accepted - before))
+            tokens += [(t, i < accepted) for i, t in enumerate(after.tokens[len(tokens) :])]
+        return tokens
+
+    def prefill(self, request: Request, batch: int = 1) -> DecodeState:
+        """A state of `batch` rows of the same request."""
+        return self.loop.prefill(self.weights, *self._arguments([request] * batch))
+
+    def run(self, state: DecodeState, max_steps: jax.Array) -> DecodeState:
+        """Runs the loop; a transfer between host and device inside it is an error."""
+        with jax.transfer_guard("disallow"):
+            return self.loop.run(self.weights, state, max_steps)
+
+    def _arguments(self, requests: Sequence[Request]) -> tuple[Any, ...]:
+        """The prefill's arguments, on the device."""
+        tokens = np.zeros((len(requests), self.buffer), np.int32)
+        for row, request in zip(tokens, requests, strict=True):
+            row[: len(request.prompt)] = request.prompt
+        lengths = [len(r.prompt) for r in requests]
+        limits = [min(len(r.prompt) + r.max_new_tokens, self.context) for r in requests]
+        sampling = make_sampling(
+            [r.temperature for r in requests], [r.top_k for r in requests], [r.top_p for r in requests]
+        )
+        keys = request_keys(self.seed, [r.id for r in requests])
+        arguments = (jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32), jnp.asarray(limits, jnp.int32))
+        return jax.block_until_ready((*arguments, sampling, keys))
+
+
+def draft_passes(drafter: Any) -> int:
+    """Draft passes of one step: gamma for a draft model, none for plain decoding, else one."""
+    if not drafter.num_nodes:
+        return 0
+    return drafter.num_nodes if isinstance(drafter, DraftModel) else 1
+
+
+def topology(loop: Loop, weights: Weights, state: DecodeState) -> str:
+    """Chain, or what kind of tree the drafter says that it makes (its `topology`, else a static one)."""
+
+    def propose(weights: Weights, state: DecodeState) -> Draft:
+        target = merge(loop.graph, weights.target)
+        keys = Keys(state.request, state.length)
+        return loop.drafter.propose(
+            weights.drafter, weights.tables, target, state.cache, state.drafter, state.context, keys
+        )[0]
+
+    if jax.eval_shape(propose, weights, state).is_chain:
+        return "chain"
+    return getattr(loop.drafter, "topology", "static_tree")
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -1,0 +1,231 @@
+"""What the parts of a step cost, measured apart from the loop: one target pass by width, one draft.
+
+These are the terms of the predicted speedup, E / (draft_passes * c + t(g + 1) / t(1)). Everything is timed in rounds
+that take each part once, so that a machine whose speed drifts does so for all of them alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.decoding import Context, Draft, Keys, Loop, Request, Weights, score
+from specjax.decoding.tree import chain
+from specjax.evaluation.contenders import LoopContender
+from specjax.models import Decoder, KVCache, Tap, merge
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Medians over rounds, in seconds.
+
+    Attributes:
+        one_token: a target pass over one token a row, with its logits and argmax.
+        scoring: the target pass that verifies this contender's draft.
+        drafting: all draft passes of one step.
+        draft_passes: how many they are.
+    """
+
+    one_token: float
+    scoring: float
+    drafting: float
+    draft_passes: int
+
+    @property
+    def t_ratio(self) -> float:
+        """t(g + 1) / t(1)."""
+        return self.scoring / self.one_token
+
+    @property
+    def draft_cost(self) -> float:
+        """c, a draft pass over a one-token target pass; 0 where nothing is drafted."""
+        return self.drafting / self.draft_passes / self.one_token if self.draft_passes else 0.0
+
+
+@partial(jax.jit, static_argnames=("graph", "taps", "precision"), donate_argnames=("cache",))
+def target_passes(
+    graph: nnx.GraphDef[Decoder],
+    taps: tuple[Tap, ...],
+    precision: str,
+    params: Any,
+    cache: KVCache,
+    context: Context,
+    draft: Draft,
+    repeat: jax.Array,
+) -> tuple[KVCache, jax.Array]:
+    """Scores a draft `repeat` times; each pass is fed the argmax of the one before, so that none can be skipped.
+
+    Args:
+        graph: the target's.
+        taps: activations that the drafter asks for.
+        precision: of matrix products.
+        params: the target's.
+        cache: written in place behind `context.length - 1`, never committed.
+        context: what is committed.
+        draft: any draft; only its shape matters.
+        repeat: int32.
+
+    Returns:
+        The cache, and the last argmax `[B, N + 1]`.
+    """
+    with jax.default_matmul_precision(precision):
+        target = merge(graph, params)
+
+        def body(_: jax.Array, carry: tuple[KVCache, jax.Array]) -> tuple[KVCache, jax.Array]:
+            cache, tokens = carry
+            here = context.replace(tokens=_with_root(context, tokens[:, 0]))
+            scores, cache = score(target, cache, draft.replace(tokens=tokens[:, 1:]), here, taps)
+            return cache, scores.argmax[:, : tokens.shape[1]]
+
+        first = jnp.concatenate([context.last(1), draft.tokens], axis=1)
+        return jax.lax.fori_loop(0, repeat, body, (cache, first))
+
+
+@partial(jax.jit, static_argnames=("loop",), donate_argnames=("cache", "state"))
+def drafts(
+    loop: Loop, weights: Weights, cache: KVCache, state: Any, context: Context, request: jax.Array, repeat: jax.Array
+) -> tuple[KVCache, Any, Draft]:
+    """Drafts `repeat` times, each time from a root that the draft before it ended in."""
+    with jax.default_matmul_precision(loop.precision):
+        target = merge(loop.graph, weights.target)
+        keys = Keys(request, context.length)
+
+        def propose(cache: KVCache, state: Any, root: jax.Array) -> tuple[Draft, Any, KVCache]:
+            here = context.replace(tokens=_with_root(context, root))
+            return loop.drafter.propose(weights.drafter, weights.tables, target, cache, state, here, keys)
+
+        def body(_: jax.Array, carry: tuple[KVCache, Any, Draft, jax.Array]) -> tuple[KVCache, Any, Draft, jax.Array]:
+            draft, state, cache = propose(carry[0], carry[1], carry[3])
+            return cache, state, draft, draft.tokens[:, -1]
+
+        root = context.last(1)[:, 0]
+        shape = jax.eval_shape(propose, cache, state, root)[0]
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
+        return jax.lax.fori_loop(0, repeat, body, (cache, state, empty, root))[:3]
+
+
+def _with_root(context: Context, root_b: jax.Array) -> jax.Array:
+    rows = jnp.arange(root_b.shape[0])
+    return context.tokens.at[rows, context.length - 1].set(root_b)
+
+
+class CostMeter:
+    """Times the parts of some contenders' steps in the middle of one request's text."""
+
+    def __init__(self, contenders: Sequence[LoopContender], request: Request, *, batch: int = 1, repeat: int = 8):
+        """Compiles one program a width and one a drafter.
+
+        Args:
+            contenders: prepared; plain decoding among them.
+            request: whose context is used, in every row.
+            batch: rows.
+            repeat: passes between two readings of the clock.
+        """
+        self._contenders = list(contenders)
+        baseline = next(c for c in self._contenders if c.info.is_baseline)
+        state = baseline.run(baseline.prefill(request, batch), jnp.int32(max(1, request.max_new_tokens // 2)))
+        # Sampling parameters are one's own, context and cache are shared: a cache apiece would fill the memory.
+        self._graph, self._precision = baseline.loop.graph, baseline.loop.precision
+        self._params = baseline.weights.target
+        self._cache, self._context, self._request = state.cache, state.context, state.request
+        self._repeat, self._passes = repeat, jnp.int32(repeat)
+        self._states: dict[str, Any] = {}
+        self._sampling: dict[str, Any] = {}
+        self._drafts: dict[str, Draft] = {}
+        for contender in self._contenders:
+            own = contender.prefill(request, batch)
+            self._states[contender.info.label] = own.drafter
+            self._sampling[contender.info.label] = own.sampling
+        self._scoring: dict[Any, list[float]] = {}
+        self._drafting: dict[str, list[float]] = {}
+        self._ready = False
+
+    def round(self) -> None:
+        """Times every part once; the first call compiles and warms up."""
+        if not self._ready:
+            self._once(record=False)
+            self._ready = True
+        self._once(record=True)
+
+    def costs(self, contender: LoopContender) -> Costs:
+        """Medians over the rounds so far.
+
+        Raises:
+            ValueError: no round was taken, or the contender is not one of those given.
+        """
+        label = contender.info.label
+        if label not in self._drafting or not self._drafting[label]:
+            raise ValueError(f"no round has timed {label!r}")
+        baseline = next(c for c in self._contenders if c.info.is_baseline)
+        return Costs(
+            one_token=statistics.median(self._scoring[self._width(baseline)]),
+            scoring=statistics.median(self._scoring[self._width(contender)]),
+            drafting=statistics.median(self._drafting[label]),
+            draft_passes=contender.info.draft_passes,
+        )
+
+    def _once(self, record: bool) -> None:
+        for contender in self._contenders:
+            seconds = self._time_draft(contender)
+            if record:
+                self._drafting.setdefault(contender.info.label, []).append(seconds)
+        for contender in {self._width(c): c for c in self._contenders}.values():
+            seconds = self._time_scoring(contender)
+            if record:
+                self._scoring.setdefault(self._width(contender), []).append(seconds)
+
+    def _time_draft(self, contender: LoopContender) -> float:
+        label = contender.info.label
+        rows = self._context.tokens.shape[0]
+        if not contender.loop.drafter.num_nodes:
+            self._drafts[label] = chain(jnp.zeros((rows, 0), jnp.int32), laws=None)
+            return 0.0
+        context = self._context.replace(sampling=self._sampling[label])
+        start = time.perf_counter()
+        self._cache, self._states[label], draft = jax.block_until_ready(
+            drafts(
+                contender.loop,
+                contender.weights,
+                self._cache,
+                self._states[label],
+                context,
+                self._request,
+                self._passes,
+            )
+        )
+        seconds = time.perf_counter() - start
+        # A plain chain's pass depends on nothing but its width: one program for all drafters.
+        bare = draft.is_chain and draft.probes is None and draft.resume is None
+        self._drafts[label] = chain(draft.tokens, laws=None) if bare else draft
+        return seconds / self._repeat
+
+    def _time_scoring(self, contender: LoopContender) -> float:
+        draft, taps = self._drafts[contender.info.label], contender.loop.drafter.taps
+        start = time.perf_counter()
+        self._cache, _ = jax.block_until_ready(
+            target_passes(
+                self._graph,
+                taps,
+                self._precision,
+                self._params,
+                self._cache,
+                self._context,
+                draft,
+                self._passes,
+            )
+        )
+        return (time.perf_counter() - start) / self._repeat
+
+    def _width(self, contender: LoopContender) -> Any:
+        """What a scoring pass depends on: the shapes of the draft and the taps."""
+        draft = self._drafts[contender.info.label]
+        shapes = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(draft))
+        return jax.tree.structure(draft), shapes, contender.loop.drafter.taps

@@ -1,0 +1,127 @@
+"""Which contenders take part: rows of settings, swept over temperatures and draft lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from specjax.decoding import make_sampling
+from specjax.evaluation.contenders import Contender, Info, LoopContender, draft_passes
+from specjax.evaluation.peers import PEERS, make_peers
+from specjax.models import Target, pack
+
+
+@dataclasses.dataclass(frozen=True)
+class Lineup:
+    """What is to be compared.
+
+    Attributes:
+        rows: options by label: `name` of a drafter or peer; `rule`, empty for the default; `num_nodes`, a tuple to
+            sweep over; what else the drafter's maker takes. A row with an empty `source` is left out.
+        only: labels to keep; all of them when empty.
+        temperatures: each row runs at each of them; peers only decode greedily.
+        top_k: 0 for all.
+        top_p: 1 for all.
+        layout: of the weights, `plain` or `packed`.
+        precision: of matrix products, `float32` or `default`.
+        seed: of every random choice.
+
+    Raises:
+        ValueError: a value is out of range, or `only` names no row.
+    """
+
+    rows: Mapping[str, Mapping[str, Any]]
+    only: tuple[str, ...] = ()
+    temperatures: tuple[float, ...] = (0.0,)
+    top_k: int = 0
+    top_p: float = 1.0
+    layout: str = "plain"
+    precision: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperatures:
+            raise ValueError("temperatures is empty; expected at least one number >= 0")
+        for temperature in self.temperatures:
+            make_sampling([temperature], [self.top_k], [self.top_p])
+        unknown = [name for name in self.only if name not in self.rows]
+        if unknown:
+            raise ValueError(f"only names {unknown[0]!r}; there are the rows {', '.join(self.rows)}")
+
+    @property
+    def left_out(self) -> list[str]:
+        """Rows that name no source yet."""
+        return [label for label, row in self.rows.items() if row.get("source") == ""]
+
+    @property
+    def kept(self) -> dict[str, dict[str, Any]]:
+        """The rows that take part."""
+        return {
+            label: dict(row)
+            for label, row in self.rows.items()
+            if label not in self.left_out and (not self.only or label in self.only)
+        }
+
+
+def enlist(
+    lineup: Lineup,
+    target: Target,
+    *,
+    make_drafter: Callable[..., Any],
+    make_loop: Callable[..., Any],
+    default_rule: Callable[..., str],
+) -> list[Contender]:
+    """The contenders of a lineup, peers last.
+
+    Args:
+        lineup: what is to be compared.
+        target: to decode with.
+        make_drafter: of `specjax.build`, as are the other two: name, target and options to a drafter and its arrays.
+        make_loop: target, drafter and sampling to a loop and its weights.
+        default_rule: drafter and sampling to the name of a rule.
+
+    Raises:
+        ValueError: an unknown drafter, option or rule.
+        ImportError: a peer's package is missing.
+    """
+    # One copy of the target for all contenders, whatever its layout.
+    packed = lineup.layout == "packed"
+    laid_out = dataclasses.replace(target, params=pack(target.params)) if packed else target
+
+    def ours(label: str, row: dict[str, Any]) -> Iterator[Contender]:
+        name, rule, sizes = row.pop("name"), row.pop("rule", "") or None, row.pop("num_nodes", None)
+        sweep = sizes if isinstance(sizes, tuple) else (sizes,)
+        made = make_drafter(name, target, **row, **({} if sweep[0] is None else {"num_nodes": sweep[0]}))
+        made = dataclasses.replace(made, params=pack(made.params)) if packed else made
+        for temperature, size in itertools.product(lineup.temperatures, sweep):
+            drafter = made.drafter if size is None else dataclasses.replace(made.drafter, num_nodes=size)
+            drafting = dataclasses.replace(made, drafter=drafter)
+            sampling = make_sampling([temperature], [lineup.top_k], [lineup.top_p])
+            options = {"rule": rule, "precision": lineup.precision, "layout": lineup.layout}
+            loop, weights = make_loop(laid_out, drafting, sampling, **options)
+            info = Info(
+                label=_label(lineup, label, temperature, size if len(sweep) > 1 else None),
+                method=name,
+                rule=rule or default_rule(drafter, sampling),
+                temperature=temperature,
+                top_k=lineup.top_k,
+                top_p=lineup.top_p,
+                num_nodes=drafter.num_nodes,
+                draft_passes=draft_passes(drafter),
+                draft_param_bytes=made.param_bytes,
+                layout=lineup.layout,
+            )
+            vocab = target.config.vocab_size
+            yield LoopContender(info, loop, weights, context=target.context, vocab=vocab, seed=lineup.seed)
+
+    rows = lineup.kept
+    peers = {label: row for label, row in rows.items() if row["name"] in PEERS}
+    found = [contender for label, row in rows.items() if label not in peers for contender in ours(label, row)]
+    return [*found, *(make_peers(peers, target) if peers else ())]
+
+
+def _label(lineup: Lineup, label: str, temperature: float, size: int | None) -> str:
+    parts = [label, "" if size is None else f"{size}", f"T={temperature:g}" if len(lineup.temperatures) > 1 else ""]
+    return " ".join(part for part in parts if part)

@@ -1,0 +1,307 @@
+"""From what was measured to the rows of `results.json`.
+
+Each prompt weighs the same: tau, alpha, tokens per second and speedup of a row are means over its prompts, and their
+intervals are bootstrapped over prompts. `alpha_by_position` and `tau_pooled` pool all passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax import analysis
+from specjax.evaluation.benchmark import Measured, Settings, Turn
+from specjax.evaluation.costs import Costs
+from specjax.evaluation.teacher import Teacher
+
+DEFINITIONS = {
+    "tau": "tokens per target pass, the target's own token included; the prefill's token and nothing after an end of "
+    "text counts; mean over prompts",
+    "tau_pooled": "the same, all tokens over all passes",
+    "alpha": "mean over verified draft tokens of sum min(p, q) (of p(x) for a chosen token); mean over prompts",
+    "alpha_by_position": "the same at each draft position, all prompts pooled; null where no pass verified one",
+    "draft_cost": "c, the time of a draft pass over that of a one-token target pass",
+    "t_ratio": "t(g + 1) / t(1), the verifying target pass over a one-token one",
+    "tokens_per_second": "new tokens over the seconds of prefill and decoding; mean over prompts",
+    "speedup": "tokens per second over those of the fastest plain decoding in the same run at the same temperature, "
+    "prefill included in both; mean over prompts of the ratio",
+    "baseline_over_this": "plain decoding's tokens per second over this row's; mean over prompts of the ratio",
+    "speedup_decode": "the same without prefill",
+    "speedup_predicted": "from the row's own acceptance and the costs of draft and target pass timed apart, "
+    "E / (draft_passes * c + t_ratio), with the measured prefill added; mean over prompts",
+    "speedup_decode_predicted": "the same without prefill",
+    "matches_baseline": "greedy text equals plain decoding's, or first parts from it at a near-tie (a gap of the two "
+    "best logits below near_tie_bound)",
+    "target_entropy": "nats, of the target's untempered law at the emitted positions; mean over prompts",
+    "distinct_bigram_ratio": "distinct over all adjacent token pairs of a text; a low value means that it loops",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptResult:
+    """One contender on one prompt, all turns together.
+
+    Attributes:
+        category: of the prompt.
+        new_tokens: emitted, the prefills' first tokens included.
+        emitted: by target passes.
+        steps: target passes.
+        prefill: median seconds, NaN where not timed apart.
+        decode: median seconds, NaN where not timed apart.
+        seconds: median seconds of both, NaN where answers are not timed one by one.
+        accepted: `[D + 1]` steps by accepted draft tokens.
+        reached: `[D]` steps that verified a token at each depth.
+        overlap: `[D]` summed overlap there.
+        bigrams: distinct-bigram ratio, mean over turns.
+        entropy: mean over turns.
+    """
+
+    category: str
+    new_tokens: int
+    emitted: int
+    steps: int
+    prefill: float
+    decode: float
+    seconds: float
+    accepted: np.ndarray
+    reached: np.ndarray
+    overlap: np.ndarray
+    bigrams: float
+    entropy: float
+
+    @property
+    def tau(self) -> float:
+        """NaN where the prefill's token was the only one."""
+        return self.emitted / self.steps if self.steps else math.nan
+
+    @property
+    def alpha(self) -> float:
+        """NaN where nothing was drafted."""
+        return float(self.overlap.sum() / self.reached.sum()) if self.reached.sum() else math.nan
+
+    def expected_tokens(self) -> float:
+        """E, from the acceptance that a pass meets at each depth; a pass without a draft token there accepts none."""
+        alive = self.accepted[::-1].cumsum()[::-1][:-1]
+        rates = np.divide(self.overlap, alive, out=np.zeros(len(alive)), where=alive > 0)
+        return analysis.expected_tokens(np.clip(rates, 0.0, 1.0), len(rates))
+
+
+def summarise(measured: Measured, settings: Settings, teacher: Teacher, bound: float) -> list[dict[str, Any]]:
+    """The rows: every contender by category, over `all` prompts, and over `all_without_loops`.
+
+    Args:
+        measured: see `benchmark.measure`.
+        settings: what it was measured with.
+        teacher: the target, for entropies and near-ties.
+        bound: rounding bound of a near-tie.
+    """
+    results = {
+        (i, p): _prompt_result(measured.turns[i, p], prompt.category, teacher)
+        for i in range(len(measured.infos))
+        for p, prompt in enumerate(measured.prompts)
+    }
+    rows = []
+    for i in range(len(measured.infos)):
+        base = _baseline(measured, results, i)
+        for category, chosen in _groups(measured, results, base, settings.loop_threshold).items():
+            row = _row(measured, settings, i, [results[i, p] for p in chosen], [results[base, p] for p in chosen])
+            row |= {"category": category, "baseline": measured.infos[base].label}
+            row |= _equality(measured, i, base, chosen, teacher, bound)
+            if settings.batch > 1:
+                row |= _wall_clock(measured, i, base) if category == "all" else {}
+            rows.append(_clean(row))
+    return rows
+
+
+def _prompt_result(turns: Sequence[Turn], category: str, teacher: Teacher) -> PromptResult:
+    done = [t.completion for t in turns]
+    prefill, decode, seconds = _medians(turns)
+    return PromptResult(
+        category=category,
+        new_tokens=sum(len(c.tokens) for c in done),
+        emitted=sum(c.emitted for c in done),
+        steps=sum(c.steps for c in done),
+        prefill=prefill,
+        decode=decode,
+        seconds=seconds,
+        accepted=np.sum([c.accepted for c in done], axis=0),
+        reached=np.sum([c.reached for c in done], axis=0),
+        overlap=np.sum([c.overlap for c in done], axis=0),
+        bigrams=float(np.mean([analysis.distinct_bigram_ratio(c.tokens) for c in done])),
+        entropy=float(np.mean([teacher.entropy(t.prompt, t.completion.tokens) for t in turns])),
+    )
+
+
+def _medians(turns: Sequence[Turn]) -> tuple[float, float, float]:
+    """Median seconds of prefill, of decoding and of both, summed over turns."""
+    prefill = decode = seconds = 0.0
+    for turn in turns:
+        if not turn.decode_seconds:
+            return math.nan, math.nan, math.nan
+        apart = [p for p in turn.prefill_seconds if p is not None]
+        prefill += statistics.median(apart) if apart else math.nan
+        decode += statistics.median(turn.decode_seconds) if apart else math.nan
+        pairs = zip(turn.prefill_seconds, turn.decode_seconds, strict=True)
+        seconds += statistics.median((p or 0.0) + d for p, d in pairs)
+    return prefill, decode, seconds
+
+
+def _baseline(measured: Measured, results: dict[tuple[int, int], PromptResult], i: int) -> int:
+    """The fastest plain decoding at the contender's temperature."""
+    temperature = measured.infos[i].temperature
+    same = [j for j, b in enumerate(measured.infos) if b.is_baseline and b.temperature == temperature]
+
+    def seconds(j: int) -> float:
+        if measured.wall_seconds[j]:
+            return statistics.median(measured.wall_seconds[j])
+        return sum(results[j, p].seconds for p in range(len(measured.prompts)))
+
+    return min(same, key=seconds)
+
+
+def _groups(
+    measured: Measured, results: dict[tuple[int, int], PromptResult], base: int, threshold: float
+) -> dict[str, list[int]]:
+    everything = list(range(len(measured.prompts)))
+    groups = {"all": everything}
+    groups["all_without_loops"] = [p for p in everything if results[base, p].bigrams >= threshold]
+    for p in everything:
+        groups.setdefault(measured.prompts[p].category, []).append(p)
+    return {name: chosen for name, chosen in groups.items() if chosen}
+
+
+def _row(
+    measured: Measured, settings: Settings, i: int, mine: Sequence[PromptResult], base: Sequence[PromptResult]
+) -> dict[str, Any]:
+    info, preparation, costs = measured.infos[i], measured.preparations[i], measured.costs[i]
+    tau, tau_ci = _mean([r.tau for r in mine])
+    alpha, alpha_ci = _mean([r.alpha for r in mine])
+    ratios = [(r.new_tokens / r.seconds) / (b.new_tokens / b.seconds) for r, b in zip(mine, base, strict=True)]
+    decode = [_decode_rate(r) / _decode_rate(b) for r, b in zip(mine, base, strict=True)]
+    speedup, speedup_ci = _mean(ratios)
+    inverse, inverse_ci = _mean([1 / ratio for ratio in ratios])
+    speedup_decode, speedup_decode_ci = _mean(decode)
+    reached = sum(r.reached for r in mine)
+    overlap = sum(r.overlap for r in mine)
+    steps = sum(r.steps for r in mine)
+    return {
+        **dataclasses.asdict(info),
+        "batch": settings.batch,
+        "seed": settings.seed,
+        "prompts": len(mine),
+        "new_tokens": sum(r.new_tokens for r in mine),
+        "tau": tau,
+        "tau_ci": tau_ci,
+        "tau_pooled": sum(r.emitted for r in mine) / steps if steps else math.nan,
+        "alpha": alpha,
+        "alpha_ci": alpha_ci,
+        "alpha_by_position": [o / n if n else None for o, n in zip(overlap, reached, strict=True)],
+        "draft_cost": costs.draft_cost if costs else math.nan,
+        "t_ratio": costs.t_ratio if costs else math.nan,
+        "one_token_pass_seconds": costs.one_token if costs else math.nan,
+        "tokens_per_second": _mean([r.new_tokens / r.seconds for r in mine])[0],
+        "decode_tokens_per_second": _mean([_decode_rate(r) for r in mine])[0],
+        "prefill_seconds": _mean([r.prefill for r in mine])[0],
+        "step_seconds": sum(r.decode for r in mine) / steps if steps else math.nan,
+        "speedup": speedup,
+        "speedup_ci": speedup_ci,
+        "baseline_over_this": inverse,
+        "baseline_over_this_ci": inverse_ci,
+        "speedup_decode": speedup_decode,
+        "speedup_decode_ci": speedup_decode_ci,
+        **_predicted(info.num_nodes, costs, mine, base),
+        "distinct_bigram_ratio": _mean([r.bigrams for r in mine])[0],
+        "target_entropy": _mean([r.entropy for r in mine])[0],
+        "kv_bytes_target": preparation.kv_bytes_target,
+        "kv_bytes_draft": preparation.kv_bytes_draft,
+        "compile_seconds": preparation.compile_seconds,
+        "skipped_turns": measured.skipped_turns[i],
+        "repeatable": measured.repeatable[i],
+    }
+
+
+def _predicted(
+    num_nodes: int, costs: Costs | None, mine: Sequence[PromptResult], base: Sequence[PromptResult]
+) -> dict[str, float]:
+    """Predicted speedups, with the measured prefill of both and without."""
+    if costs is None or not num_nodes:
+        return {"speedup_predicted": math.nan, "speedup_decode_predicted": math.nan}
+    whole, decode = [], []
+    for r, b in zip(mine, base, strict=True):
+        faster = r.expected_tokens() / (costs.drafting / costs.one_token + costs.t_ratio)
+        decode.append(faster if r.steps else math.nan)
+        if b.emitted and r.steps:
+            seconds = r.prefill + b.decode * (r.emitted / b.emitted) / faster
+            whole.append((r.new_tokens / seconds) / (b.new_tokens / b.seconds))
+    return {"speedup_predicted": _mean(whole)[0], "speedup_decode_predicted": _mean(decode)[0]}
+
+
+def _decode_rate(result: PromptResult) -> float:
+    return result.emitted / result.decode if result.steps else math.nan
+
+
+def _equality(
+    measured: Measured, i: int, base: int, chosen: Sequence[int], teacher: Teacher, bound: float
+) -> dict[str, Any]:
+    """Greedy rows against the baseline. A later turn is compared where both were asked the same."""
+    if measured.infos[i].temperature > 0:
+        return {"matches_baseline": None, "near_ties": None, "divergences": []}
+    pairs, where, apart = [], [], 0
+    for p in chosen:
+        for number, (mine, theirs) in enumerate(zip(measured.turns[i, p], measured.turns[base, p], strict=False)):
+            if mine.prompt != theirs.prompt:
+                apart += 1
+                continue
+            pairs.append((mine.prompt, theirs.completion.tokens, mine.completion.tokens))
+            where.append((measured.prompts[p].id, number))
+    result = teacher.compare([a for a, _, _ in pairs], [b for _, b, _ in pairs], [c for _, _, c in pairs], bound)
+    return {
+        "matches_baseline": result.matches,
+        "near_ties": len(result.near_ties),
+        "turns_not_compared": apart,
+        "divergences": [
+            {"prompt": where[d.row][0], "turn": where[d.row][1], "near_tie": kind, **dataclasses.asdict(d)}
+            for kind, found in ((True, result.near_ties), (False, result.different))
+            for d in found
+        ],
+    }
+
+
+def _wall_clock(measured: Measured, i: int, base: int) -> dict[str, Any]:
+    """Above batch 1 only all prompts together have a time; the interval is the range of the repeats' ratios."""
+    tokens = [
+        sum(len(t.completion.tokens) for p in range(len(measured.prompts)) for t in measured.turns[j, p])
+        for j in (i, base)
+    ]
+    mine, theirs = measured.wall_seconds[i], measured.wall_seconds[base]
+    ratios = [(tokens[0] / m) / (tokens[1] / t) for m, t in zip(mine, theirs, strict=True)]
+    return {
+        "tokens_per_second": tokens[0] / statistics.median(mine),
+        "speedup": statistics.median(ratios),
+        "speedup_ci": [min(ratios), max(ratios)],
+    }
+
+
+def _mean(values: Sequence[float]) -> tuple[float, list[float] | None]:
+    """Mean and bootstrap interval over prompts that have a value."""
+    kept = [v for v in values if not math.isnan(v)]
+    if not kept:
+        return math.nan, None
+    found = analysis.bootstrap_interval(kept, seed=0)
+    return found.estimate, None if math.isnan(found.low) else [found.low, found.high]
+
+
+def _clean(value: Any) -> Any:
+    """Plain JSON values; NaN becomes None."""
+    if isinstance(value, dict):
+        return {k: _clean(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,224 @@
+"""The contract of a drafter, as checks that run from anybody's repository."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specjax import decoding
+from specjax.analysis import g_test, sequence_counts
+from specjax.decoding import Completion, DecodeState, Drafter, Loop, Request, Rule, Weights
+from specjax.drafting import Autoregressive
+from specjax.models import Decoder, merge
+from specjax.testing.markov import markov_graph, markov_params, random_law, sequence_law
+from specjax.verification import OneHot
+
+BATCH, BUFFER, CONTEXT = 3, 128, 112
+STEPS = 1 << 30
+
+# depth -> rule
+MakeRule = Callable[[int], Rule]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """A target and a drafter under test.
+
+    Attributes:
+        graph: the target's static graph.
+        target: its parameters.
+        drafter: the method.
+        params: its trained parameters.
+        tables: its tables.
+        eos: end-of-sequence ids.
+    """
+
+    graph: nnx.GraphDef[Decoder]
+    target: Any
+    drafter: Drafter
+    params: Any
+    tables: Any
+    eos: tuple[int, ...] = ()
+
+    @property
+    def vocab(self) -> int:
+        """The target's vocabulary."""
+        return merge(self.graph, self.target).config.vocab_size
+
+    def loop(self, make_rule: MakeRule) -> tuple[Loop, Weights]:
+        """The loop with this drafter."""
+        loop = Loop(self.graph, self.drafter, make_rule(self.drafter.depth), self.eos, chunk=16)
+        return loop, Weights(self.target, self.params, self.tables)
+
+    def autoregressive(self) -> tuple[Loop, Weights]:
+        """The loop without a draft."""
+        return Loop(self.graph, Autoregressive(), OneHot(0), self.eos, chunk=16), Weights(self.target, {}, {})
+
+
+def random_requests(vocab: int, count: int, *, seed: int = 0, **sampling: Any) -> list[Request]:
+    """Prompts of 1 to 40 random tokens with budgets of 1 to 40."""
+    rng = np.random.default_rng(seed)
+    return [
+        Request(
+            prompt=tuple(rng.integers(0, vocab, rng.integers(1, 41)).tolist()),
+            max_new_tokens=int(rng.integers(1, 41)),
+            id=i,
+            **sampling,
+        )
+        for i in range(count)
+    ]
+
+
+def complete(loop: Loop, weights: Weights, requests: Sequence[Request], *, seed: int = 0) -> list[Completion]:
+    """All requests, `BATCH` rows at a time in one shape: every loop compiles once, whatever it is asked."""
+    done: list[Completion] = []
+    for start in range(0, len(requests), BATCH):
+        group = list(requests[start : start + BATCH])
+        state = _prefill(loop, weights, group + [group[0]] * (BATCH - len(group)), seed)
+        state = loop.run(weights, state, jnp.int32(STEPS))
+        done += [decoding.read_row(state, row) for row in range(len(group))]
+    return done
+
+
+def check_equals_autoregressive(
+    subject: Subject, make_rule: MakeRule, requests: Sequence[Request], *, seed: int = 0
+) -> list[Completion]:
+    """Output, token for token, is that of plain decoding with the same seed.
+
+    Holds for every rule at temperature 0 and for the one-hot rule at any temperature.
+
+    Raises:
+        AssertionError: names the first request that differs, and where.
+    """
+    base = complete(*subject.autoregressive(), requests, seed=seed)
+    mine = complete(*subject.loop(make_rule), requests, seed=seed)
+    _assert_same(base, mine, "plain decoding")
+    for i, found in enumerate(mine):
+        if found.emitted != len(found.tokens) - 1:
+            raise AssertionError(
+                f"request {i} counted {found.emitted} emitted tokens, but has {len(found.tokens)}, prefill's included"
+            )
+    return mine
+
+
+def check_rows_are_independent(subject: Subject, make_rule: MakeRule, requests: Sequence[Request]) -> None:
+    """A request's output does not depend on its slot in the batch, nor on its neighbours, nor on slot refill.
+
+    Raises:
+        AssertionError: names the first request that differs, and where.
+    """
+    loop, weights = subject.loop(make_rule)
+    straight = complete(loop, weights, requests)
+    turned = complete(loop, weights, [*requests[1:], requests[0]])
+    _assert_same(straight, [turned[-1], *turned[:-1]], "the same request in another slot")
+    refilled = decoding.generate(
+        loop, weights, requests, context=CONTEXT, vocab=subject.vocab, batch=BATCH, buffer=BUFFER
+    )
+    _assert_same(straight, refilled, "the same request without refill")
+
+
+def check_cache(subject: Subject, make_rule: MakeRule, requests: Sequence[Request], *, steps: int = 6) -> None:
+    """After some steps the target's cache holds what a fresh prefill of the committed tokens would.
+
+    Raises:
+        AssertionError: names row, layer and the largest difference.
+    """
+    loop, weights = subject.loop(make_rule)
+    state = loop.run(weights, _prefill(loop, weights, requests[:BATCH]), jnp.int32(steps))
+    held = np.array(state.cache.length)
+    if any(held != np.array(state.length) - 1):
+        raise AssertionError(f"rows hold {held} cache entries for {np.array(state.length)} tokens; expected one fewer")
+    tokens = np.array(state.tokens)
+    again = [Request(tuple(row[:n].tolist()), 1) for row, n in zip(tokens, held, strict=True)]
+    fresh = _prefill(*subject.autoregressive(), again)
+    for i, (mine, theirs) in enumerate(zip(state.cache.layers, fresh.cache.layers, strict=True)):
+        for name in ("k", "v"):
+            a, b = np.array(getattr(mine, name)), np.array(getattr(theirs, name))
+            for row, n in enumerate(held):
+                worst = np.abs(a[row, :n] - b[row, :n]).max()
+                if not worst < 1e-4:
+                    raise AssertionError(f"row {row}, layer {i}: cached {name} differ from a fresh prefill by {worst}")
+
+
+def check_device_loop(subject: Subject, make_rule: MakeRule, requests: Sequence[Request]) -> None:
+    """The loop makes no host transfer, and a second batch of the same shapes compiles nothing.
+
+    Raises:
+        AssertionError: it compiled again.
+        Exception: the transfer guard's, on a transfer.
+    """
+    loop, weights = subject.loop(make_rule)
+    jax.block_until_ready(loop.run(weights, _prefill(loop, weights, requests[:BATCH]), jnp.int32(STEPS)))
+    compiled = Loop.run._cache_size()
+    state, steps = jax.block_until_ready((_prefill(loop, weights, requests[BATCH - 1 :: -1], seed=1), jnp.int32(STEPS)))
+    with jax.transfer_guard("disallow"):
+        jax.block_until_ready(loop.run(weights, state, steps))
+    if Loop.run._cache_size() != compiled:
+        raise AssertionError("a second batch of the same shapes compiled the loop again")
+
+
+def law_p_value(
+    drafter: Drafter, params: Any, tables: Any, make_rule: MakeRule, *, draws: int, tokens: int = 3, seed: int = 0
+) -> float:
+    """p-value of a G-test of whole decodes against the exact law of a four-token Markov target.
+
+    Args:
+        drafter: for a vocabulary of 4.
+        params: its parameters.
+        tables: its tables.
+        make_rule: the rule under test.
+        draws: sequences to draw; a batch of them runs at a time.
+        tokens: length of the sequences, the prefill's token included.
+        seed: of target table and draws.
+    """
+    law = random_law(4, seed)
+    subject = Subject(markov_graph(4), markov_params(law), drafter, params, tables)
+    loop, weights = subject.loop(make_rule)
+    batch = min(draws, 1 << 14)
+    counts = np.zeros(4**tokens)
+    for start in range(0, draws, batch):
+        requests = [Request((0, 1), tokens, temperature=1.0, id=start + i) for i in range(batch)]
+        state = decoding.prefill(loop, weights, requests, context=64, seed=seed)
+        state = loop.run(weights, state, 1 << 30)
+        counts += sequence_counts(np.asarray(state.tokens[:, 2 : 2 + tokens]), 4)
+    return g_test(counts, sequence_law(law, 1, tokens)).p_value
+
+
+def check_drafter(subject: Subject, make_exact_rule: MakeRule) -> None:
+    """The whole contract but the law (see `law_p_value`): greedy and seeded equality, cache, layout, device loop.
+
+    Args:
+        subject: target and drafter.
+        make_exact_rule: a rule that is exact for the drafter's kind of draft.
+
+    Raises:
+        AssertionError: what does not hold, and where.
+    """
+    requests = random_requests(subject.vocab, 2 * BATCH)
+    check_equals_autoregressive(subject, make_exact_rule, requests)
+    check_rows_are_independent(subject, make_exact_rule, requests)
+    check_cache(subject, make_exact_rule, requests)
+    check_device_loop(subject, make_exact_rule, requests)
+    sampled = random_requests(subject.vocab, BATCH, seed=1, temperature=1.0)
+    check_equals_autoregressive(subject, OneHot, sampled)
+
+
+def _prefill(loop: Loop, weights: Weights, requests: Sequence[Request], seed: int = 0) -> DecodeState:
+    return decoding.prefill(loop, weights, requests, context=CONTEXT, seed=seed, buffer=BUFFER)
+
+
+def _assert_same(expected: Sequence[Completion], found: Sequence[Completion], what: str) -> None:
+    for i, (a, b) in enumerate(zip(expected, found, strict=True)):
+        if a.tokens != b.tokens or a.finish != b.finish:
+            shared = min(len(a.tokens), len(b.tokens))
+            at = next((j for j in range(shared) if a.tokens[j] != b.tokens[j]), shared)
+            raise AssertionError(
+                f"request {i} differs from {what} at new token {at}: expected {a.tokens[at:][:4]} ({a.finish}), "
+                f"found {b.tokens[at:][:4]} ({b.finish})"
+            )
