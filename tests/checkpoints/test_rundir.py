@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+from specjax.checkpoints.rundir import RunDirectory
+
+
+def test_a_run_keeps_its_config_and_refuses_another(tmp_path):
+    run = RunDirectory(tmp_path / "a" / "run")
+    run.claim({"a": {"b": (1, 2)}, "c": 3.0})
+    run.claim({"a": {"b": [1, 2]}, "c": 3.0})
+    assert run.config() == {"a": {"b": [1, 2]}, "c": 3.0}
+    with pytest.raises(ValueError) as error:
+        run.claim({"a": {"b": [1, 3]}, "d": 1})
+    for line in ("a.b: there [1, 2], here [1, 3]", "c: there 3.0, here '(absent)'", "d: there '(absent)', here 1"):
+        assert line in str(error.value)
+
+
+def test_free_fields_may_differ(tmp_path):
+    RunDirectory(tmp_path).claim({"a": {"b": 1}, "c": 2})
+    RunDirectory(tmp_path).claim({"a": {"b": 9}, "c": 2}, free=("a.b",))
+
+
+def test_a_workdir_that_cannot_be_written_is_one_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PermissionError, match="workdir .*file/run cannot be written .*another --workdir"):
+        RunDirectory(tmp_path / "file" / "run").claim({})
+
+
+def test_no_run_is_one_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is no run directory"):
+        RunDirectory(tmp_path).config()
+
+
+def test_rows_of_a_resumed_run_replace_those_after_its_checkpoint(tmp_path):
+    run = RunDirectory(tmp_path)
+    first = run.writer(-1)
+    for step in (0, 1, 2):
+        first.write(step, loss=10.0 - step)
+        first.flush()
+    first.flush()
+    second = run.writer(1)
+    second.write(2, loss=2.5)
+    second.write(3, loss=2.0)
+    second.flush()
+    assert [(row["step"], row["loss"]) for row in run.metrics()] == [(0, 10.0), (1, 9.0), (2, 2.5), (3, 2.0)]
+    parts = sorted(p.name for p in (tmp_path / "metrics").iterdir())
+    assert parts == [f"part-{i:06d}.jsonl" for i in range(4)]
+
+
+def test_metrics_are_never_appended_or_renamed(tmp_path, monkeypatch):
+    """What an object store refuses."""
+    from etils import epath
+
+    kept = {}
+    real = epath.Path(tmp_path).__class__.write_text
+
+    def write_text(self, text, *args, **options):
+        assert str(self) not in kept, f"{self} was written twice"
+        kept[str(self)] = text
+        return real(self, text, *args, **options)
+
+    monkeypatch.setattr(epath.Path(tmp_path).__class__, "write_text", write_text)
+    monkeypatch.setattr(epath.Path(tmp_path).__class__, "rename", lambda *_: pytest.fail("renamed"))
+    run = RunDirectory(tmp_path)
+    run.claim({"a": 1})
+    writer = run.writer(-1)
+    for step in range(3):
+        writer.write(step, loss=1.0)
+        writer.flush()
+    assert len(kept) == 4
+    assert [json.loads(t.splitlines()[1])["step"] for p, t in kept.items() if "part" in p] == [0, 1, 2]
