@@ -86,12 +86,15 @@ def load_target(
         ConnectionError: it is not at hand, and there is no network.
         PermissionError: its repository is gated, and there is no valid token.
     """
+    return from_directory(locate(source, cache_dir), dtype=dtype, name=source, place=place)
+
+
+def locate(source: str, cache_dir: str | Path | None = None) -> epath.Path:
+    """The Hugging Face directory of a source, after fetching and converting it where that is needed.
+
+    Arguments and errors are those of `load_target`; weights are not read.
+    """
     cache = Path(cache_dir if cache_dir is not None else CACHE).expanduser()
-    return from_directory(locate(source, cache), dtype=dtype, name=source, place=place)
-
-
-def locate(source: str, cache: Path) -> epath.Path:
-    """The Hugging Face directory of a source, after fetching and converting it where that is needed."""
     source = ALIASES.get(source, source)
     scheme, _, rest = source.partition(":")
     if scheme == "gs":
