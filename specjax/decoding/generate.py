@@ -122,6 +122,7 @@ def generate(
     vocab: int,
     seed: int = 0,
     batch: int = 1,
+    buffer: int | None = None,
 ) -> list[Completion]:
     """Completes all requests, `batch` at a time.
 
@@ -136,13 +137,14 @@ def generate(
         vocab: ids below this are valid.
         seed: with each request's id, fixes every random choice.
         batch: rows that run together.
+        buffer: token buffer L; what these requests need by default.
 
     Raises:
         ValueError: see `check_requests`.
         FloatingPointError: NaN logits; names request and position.
     """
     check_requests(requests, context, vocab)
-    buffer = buffer_length(loop, requests, context)
+    buffer = buffer or buffer_length(loop, requests, context)
     done: dict[int, Completion] = {}
     waiting = list(range(len(requests)))
     owners = [waiting.pop(0) for _ in range(min(batch, len(waiting)))]
@@ -163,7 +165,7 @@ def generate(
             fresh = prefill(loop, weights, [requests[live[row]]], context=context, seed=seed, buffer=buffer)
             state = _insert(state, jnp.int32(row), _with_statics(fresh, shared))
         if live and not any(np.asarray(state.done)[r] for r in live):
-            state = loop.run(weights, state, REFILL_STEPS, stop="any_done" if waiting else "all_done")
+            state = loop.run(weights, state, REFILL_STEPS, stop="any_done")
     completions = [done[i] for i in range(len(requests))]
     for i, completion in enumerate(completions):
         if completion.finish == "fault":
@@ -188,16 +190,17 @@ def stream(
 
 def read_row(state: DecodeState, row: int) -> Completion:
     """One row's completion, copied to the host."""
-    start, stop = int(state.prompt_length[row]), int(state.length[row])
-    stats = state.statistics
+    # Whole arrays: slicing them on the device would compile a program for every length.
+    start, stop = int(np.array(state.prompt_length)[row]), int(np.array(state.length)[row])
+    stats = jax.tree.map(lambda x: np.array(x)[row], state.statistics)
     return Completion(
-        tokens=tuple(np.asarray(state.tokens[row, start:stop]).tolist()),
-        finish=FINISH_NAMES[int(state.finish[row])],
-        steps=int(stats.steps[row]),
-        emitted=int(stats.emitted[row]),
-        accepted=np.asarray(stats.accepted[row]),
-        reached=np.asarray(stats.reached[row]),
-        overlap=np.asarray(stats.overlap[row]),
+        tokens=tuple(np.array(state.tokens)[row, start:stop].tolist()),
+        finish=FINISH_NAMES[int(np.array(state.finish)[row])],
+        steps=int(stats.steps),
+        emitted=int(stats.emitted),
+        accepted=stats.accepted,
+        reached=stats.reached,
+        overlap=stats.overlap,
         prompt_length=start,
     )
 

@@ -18,6 +18,7 @@ from specjax.decoding.sampling import Keys, Sampling, next_token
 from specjax.decoding.state import FAULT, LENGTH, RUNNING, STOP, DecodeState, init_statistics
 from specjax.models import Decoder, KVCache, compact, init_cache, merge
 from specjax.models.attention import causal_view
+from specjax.parallel import spread_rows
 
 StopWhen = Literal["all_done", "any_done"]
 
@@ -52,7 +53,7 @@ class Loop:
 
     graph: nnx.GraphDef[Decoder]
     drafter: Drafter
-    rule: Rule
+    rule: Rule | None
     eos: tuple[int, ...]
     chunk: int = 64
     precision: str = "float32"
@@ -61,7 +62,6 @@ class Loop:
         """Cache slots needed for a token buffer of `buffer`: room for root, nodes and probes behind the last token."""
         return buffer + self.drafter.num_nodes + self.drafter.num_probes + 1
 
-    @partial(jax.jit, static_argnames=("self",))
     def prefill(
         self,
         weights: Weights,
@@ -82,8 +82,9 @@ class Loop:
             sampling: per-row parameters.
             request_b2: uint32 key data of each request.
         """
-        with jax.default_matmul_precision(self.precision):
-            return self._prefill(weights, tokens_bl, prompt_length_b, limit_b, sampling, request_b2)
+        # The rule plays no part in a prefill: loops that differ in it share the program.
+        ruleless = dataclasses.replace(self, rule=None)
+        return ruleless._prefill(weights, tokens_bl, prompt_length_b, limit_b, sampling, request_b2)
 
     @partial(jax.jit, static_argnames=("self",), donate_argnames=("state",))
     def step(self, weights: Weights, state: DecodeState) -> DecodeState:
@@ -119,6 +120,7 @@ class Loop:
             state = self.step(weights, state)
             yield state
 
+    @partial(jax.jit, static_argnames=("self",))
     def _prefill(
         self,
         weights: Weights,
@@ -128,56 +130,61 @@ class Loop:
         sampling: Sampling,
         request: jax.Array,
     ) -> DecodeState:
-        target = merge(self.graph, weights.target)
-        batch, buffer = tokens.shape
-        cache = init_cache(target.config, batch, self.capacity(buffer))
-        capacity = cache.layers[0].k.shape[1]
-        state = self.drafter.init_state(weights.drafter, weights.tables, target, batch, capacity)
-        last = jnp.zeros((batch, target.config.hidden_size), target.config.dtype)
-
-        def body(c: jax.Array, carry: tuple[KVCache, Any, jax.Array]) -> tuple[KVCache, Any, jax.Array]:
-            cache, state, last = carry
-            start = jnp.full((batch,), c * self.chunk, jnp.int32)
-            piece = jax.lax.dynamic_slice_in_dim(tokens, c * self.chunk, self.chunk, axis=1)
-            view = causal_view(start, self.chunk)
-            out, cache = target.cached(piece, cache, view, taps=(*self.drafter.taps, "normed"))
-            taps = {tap: out.taps[tap] for tap in self.drafter.taps}
-            valid = view.positions < prompt_length[:, None]
-            state = self.drafter.extend(
-                weights.drafter, weights.tables, target, state, piece, view.positions, taps, valid
+        with jax.default_matmul_precision(self.precision):
+            target = merge(self.graph, weights.target)
+            batch, buffer = tokens.shape
+            tokens, prompt_length, limit, sampling, request = spread_rows(
+                (tokens, prompt_length, limit, sampling, request)
             )
-            here = (prompt_length - 1) - start
-            picked = jnp.take_along_axis(out.taps["normed"], jnp.clip(here, 0, self.chunk - 1)[:, None, None], axis=1)[
-                :, 0
-            ]
-            inside = (here >= 0) & (here < self.chunk)
-            return cache, state, jnp.where(inside[:, None], picked, last)
+            cache = spread_rows(init_cache(target.config, batch, self.capacity(buffer)))
+            capacity = cache.layers[0].k.shape[1]
+            state = spread_rows(self.drafter.init_state(weights.drafter, weights.tables, target, batch, capacity))
+            last = jnp.zeros((batch, target.config.hidden_size), target.config.dtype)
 
-        chunks = (jnp.max(prompt_length) + self.chunk - 1) // self.chunk
-        cache, state, last = jax.lax.fori_loop(0, chunks, body, (cache, state, last))
-        logits = target.logits(last)
-        keys = Keys(request, prompt_length)
-        first = next_token(logits, sampling, keys, prompt_length)
-        fault = jnp.isnan(jnp.max(logits, -1))
-        tokens = tokens.at[jnp.arange(batch), prompt_length].set(first)
-        length = jnp.where(fault, prompt_length, prompt_length + 1)
-        finish = jnp.where(length >= limit, LENGTH, RUNNING)
-        finish = jnp.where(self._is_eos(first), STOP, finish)
-        finish = jnp.where(fault, FAULT, finish).astype(jnp.int32)
-        return DecodeState(
-            tokens=tokens,
-            length=length,
-            prompt_length=prompt_length,
-            limit=limit,
-            done=finish != RUNNING,
-            finish=finish,
-            fault=jnp.where(fault, prompt_length - 1, -1),
-            request=request,
-            sampling=sampling,
-            cache=cache.replace(length=prompt_length),
-            drafter=state,
-            statistics=init_statistics(batch, self.drafter.depth),
-        )
+            def body(c: jax.Array, carry: tuple[KVCache, Any, jax.Array]) -> tuple[KVCache, Any, jax.Array]:
+                cache, state, last = carry
+                start = jnp.full((batch,), c * self.chunk, jnp.int32)
+                piece = jax.lax.dynamic_slice_in_dim(tokens, c * self.chunk, self.chunk, axis=1)
+                view = causal_view(start, self.chunk)
+                out, cache = target.cached(piece, cache, view, taps=(*self.drafter.taps, "normed"))
+                taps = {tap: out.taps[tap] for tap in self.drafter.taps}
+                valid = view.positions < prompt_length[:, None]
+                state = self.drafter.extend(
+                    weights.drafter, weights.tables, target, state, piece, view.positions, taps, valid
+                )
+                here = (prompt_length - 1) - start
+                picked = jnp.take_along_axis(
+                    out.taps["normed"], jnp.clip(here, 0, self.chunk - 1)[:, None, None], axis=1
+                )[:, 0]
+                inside = (here >= 0) & (here < self.chunk)
+                return cache, state, jnp.where(inside[:, None], picked, last)
+
+            chunks = (jnp.max(prompt_length) + self.chunk - 1) // self.chunk
+            cache, state, last = jax.lax.fori_loop(0, chunks, body, (cache, state, last))
+            logits = target.logits(last)
+            keys = Keys(request, prompt_length)
+            first = next_token(logits, sampling, keys, prompt_length)
+            fault = jnp.isnan(jnp.max(logits, -1))
+            tokens = tokens.at[jnp.arange(batch), prompt_length].set(first)
+            length = jnp.where(fault, prompt_length, prompt_length + 1)
+            finish = jnp.where(length >= limit, LENGTH, RUNNING)
+            finish = jnp.where(self._is_eos(first), STOP, finish)
+            finish = jnp.where(fault, FAULT, finish).astype(jnp.int32)
+            start_state = DecodeState(
+                tokens=tokens,
+                length=length,
+                prompt_length=prompt_length,
+                limit=limit,
+                done=finish != RUNNING,
+                finish=finish,
+                fault=jnp.where(fault, prompt_length - 1, -1),
+                request=request,
+                sampling=sampling,
+                cache=cache.replace(length=prompt_length),
+                drafter=state,
+                statistics=init_statistics(batch, self.drafter.depth),
+            )
+            return spread_rows(start_state)
 
     def _is_eos(self, tokens: jax.Array) -> jax.Array:
         hit = jnp.zeros(tokens.shape, bool)
@@ -192,7 +199,8 @@ class Loop:
         )
         scores, cache = score(target, cache, draft, state.context, self.drafter.taps)
         verdict = self.rule.verify(draft, scores, state.sampling, keys)
-        return self._commit(target, weights, state.replace(cache=cache, drafter=drafter_state), draft, scores, verdict)
+        state = state.replace(cache=cache, drafter=drafter_state)
+        return spread_rows(self._commit(target, weights, state, draft, scores, verdict))
 
     def _commit(
         self,

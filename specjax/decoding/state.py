@@ -38,12 +38,12 @@ class Statistics:
     def add(self, verdict: Verdict, emitted_b: jax.Array, active_b: jax.Array) -> Statistics:
         """Counts one step of the active rows."""
         on = active_b.astype(jnp.int32)
-        rows = jnp.arange(on.shape[0])
+        hit = jnp.arange(self.accepted.shape[1]) == verdict.num_accepted[:, None]
         reached = ~jnp.isnan(verdict.overlap) & active_b[:, None]
         return Statistics(
             steps=self.steps + on,
             emitted=self.emitted + emitted_b,
-            accepted=self.accepted.at[rows, verdict.num_accepted].add(on),
+            accepted=self.accepted + hit * on[:, None],
             reached=self.reached + reached,
             overlap=self.overlap + jnp.where(reached, verdict.overlap, 0.0),
         )
