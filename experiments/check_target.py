@@ -79,7 +79,9 @@ class Reference:
         dtype = getattr(torch, target.config.dtype)
         self.model = transformers.AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype).eval()
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory))
-        self.eos = target.eos_ids
+        # Without the sampling defaults and penalties that a checkpoint may bring along.
+        ends = {"eos_token_id": list(target.eos_ids), "pad_token_id": target.eos_ids[0]}
+        self.model.generation_config = transformers.GenerationConfig(**ends)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text."""
@@ -91,15 +93,11 @@ class Reference:
             return self.model(self.torch.tensor([list(ids)])).logits[0].float().numpy()
 
     def greedy(self, ids: Sequence[int], tokens: int) -> list[int]:
-        """Greedy continuation, up to an end-of-text id, without the processors of a generation config."""
-        out: list[int] = []
-        new, cache = list(ids), None
-        with self.torch.no_grad():
-            while len(out) < tokens and (not out or out[-1] not in self.eos):
-                step = self.model(self.torch.tensor([new]), past_key_values=cache, use_cache=True)
-                cache, new = step.past_key_values, [int(step.logits[0, -1].argmax())]
-                out += new
-        return out
+        """Greedy continuation, the end-of-text id included."""
+        prompt = self.torch.tensor([list(ids)])
+        mask = self.torch.ones_like(prompt)
+        out = self.model.generate(prompt, attention_mask=mask, do_sample=False, max_new_tokens=tokens)
+        return out[0, len(ids) :].tolist()
 
 
 @partial(jax.jit, static_argnames=("graph", "precision"))
