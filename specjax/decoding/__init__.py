@@ -1,6 +1,6 @@
 """The draft-verify loop, its pytrees and protocols. It is handed drafters and rules and imports none."""
 
-from specjax.decoding.draft import Context, Draft, Drafter, Kind, Probes, Resume, Rule, Scores, Verdict
+from specjax.decoding.draft import Context, Draft, Drafter, Kind, Probes, Resume, Rule, Scores, Stateless, Verdict
 from specjax.decoding.generate import Completion, Request, check_requests, generate, prefill, read_row, stream
 from specjax.decoding.loop import Loop, Weights, score
 from specjax.decoding.sampling import Keys, Sampling, log_law, make_sampling, request_keys
@@ -27,6 +27,7 @@ __all__ = [
     "Rule",
     "Sampling",
     "Scores",
+    "Stateless",
     "Statistics",
     "Verdict",
     "Weights",

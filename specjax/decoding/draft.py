@@ -220,6 +220,50 @@ class Drafter(Protocol):
         ...
 
 
+class Stateless:
+    """The four methods of a `Drafter` that trains nothing and keeps nothing between steps, to inherit from."""
+
+    def init_params(self, key: jax.Array, target: Decoder) -> tuple[Any, Any]:
+        """No parameters, no tables."""
+        del key, target
+        return {}, {}
+
+    def init_state(self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int) -> Any:
+        """No state."""
+        del params, tables, target, batch, capacity
+        return {}
+
+    def extend(
+        self,
+        params: Any,
+        tables: Any,
+        target: Decoder,
+        state: Any,
+        tokens: jax.Array,
+        positions: jax.Array,
+        taps: dict[Tap, jax.Array],
+        valid: jax.Array,
+    ) -> Any:
+        """Nothing to take in."""
+        del params, tables, target, tokens, positions, taps, valid
+        return state
+
+    def commit(
+        self,
+        params: Any,
+        tables: Any,
+        target: Decoder,
+        state: Any,
+        context: Context,
+        draft: Draft,
+        scores: Scores,
+        verdict: Verdict,
+    ) -> Any:
+        """Nothing to take in."""
+        del params, tables, target, context, draft, scores, verdict
+        return state
+
+
 class Rule(Protocol):
     """A verification rule. Frozen and hashable."""
 

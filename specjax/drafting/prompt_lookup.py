@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.decoding import Context, Draft, Keys, Kind, Sampling, Scores, Verdict
+from specjax.decoding import Context, Draft, Keys, Kind, Sampling, Stateless
 from specjax.decoding.tree import chain
 from specjax.models import Decoder, KVCache, Tap
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptLookup:
+class PromptLookup(Stateless):
     """A chain copied from prompt and output.
 
     The longest matching n-gram wins; among equally long ones the latest. Nothing is proposed without a match.
@@ -52,31 +52,6 @@ class PromptLookup:
         del sampling
         return "fixed"
 
-    def init_params(self, key: jax.Array, target: Decoder) -> tuple[Any, Any]:
-        """No parameters."""
-        del key, target
-        return {}, {}
-
-    def init_state(self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int) -> Any:
-        """No state: the token buffer is the store."""
-        del params, tables, target, batch, capacity
-        return {}
-
-    def extend(
-        self,
-        params: Any,
-        tables: Any,
-        target: Decoder,
-        state: Any,
-        tokens: jax.Array,
-        positions: jax.Array,
-        taps: dict[Tap, jax.Array],
-        valid: jax.Array,
-    ) -> Any:
-        """Nothing to take in."""
-        del params, tables, target, tokens, positions, taps, valid
-        return state
-
     def propose(
         self,
         params: Any,
@@ -95,21 +70,6 @@ class PromptLookup:
         picked = jnp.take_along_axis(context.tokens, jnp.minimum(slots, context.tokens.shape[1] - 1), axis=1)
         draft = chain(picked, laws=None)
         return draft.replace(valid=found_b[:, None] & inside), state, cache
-
-    def commit(
-        self,
-        params: Any,
-        tables: Any,
-        target: Decoder,
-        state: Any,
-        context: Context,
-        draft: Draft,
-        scores: Scores,
-        verdict: Verdict,
-    ) -> Any:
-        """Nothing to take in."""
-        del params, tables, target, context, draft, scores, verdict
-        return state
 
 
 def find_continuation(
