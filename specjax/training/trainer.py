@@ -240,7 +240,7 @@ def _step(
     updates, opt_state = make_optimizer(statics.optimizer).update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = {name: a / jnp.maximum(b, 1.0) for name, (a, b) in loss.metrics.items()}
-    metrics |= {"loss": value, "grad_norm": optax.global_norm(grads), "tokens": loss.weight}
+    metrics |= {"loss": value, "grad_norm": optax.tree.norm(grads), "tokens": loss.weight}
     return TrainState(params=params, opt_state=opt_state, step=state.step + 1), metrics
 
 

@@ -1,0 +1,129 @@
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from specjax.models import ModelConfig
+from specjax.models.target import config_hash
+from specjax.testing import tiny_target
+from specjax.training.hidden_states import HiddenStates, StoreConfig, write_store
+from tests.training import common
+
+CONFIG = StoreConfig(row_length=96, shard_rows=4, pass_rows=2, taps=(1,))
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def store(target, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("store")
+    write_store(directory, target, common.documents(target), CONFIG)
+    return directory
+
+
+def content(directory):
+    return {p.relative_to(directory): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+def test_the_law_of_every_document_is_in_the_store(target, store):
+    opened = HiddenStates(store, target)
+    batch = opened.batch(np.arange(opened.rows))
+    head, documents = np.asarray(target.params["lm_head"]["kernel"]), {}
+    for document in common.documents(target):
+        documents[document.tokens.tobytes()] = document
+    seen = 0
+    for b, row in enumerate(batch.segments):
+        for number in range(1, row.max() + 1):
+            where = row == number
+            document = documents[batch.tokens[b][where].tobytes()]
+            inside = batch.predicts[b][where]
+            law = np.exp(batch.normed[b][where].astype(np.float32) @ head - batch.lse[b][where][:, None])[inside]
+            # It sums to one over the whole vocabulary although hidden states are rounded to bfloat16.
+            np.testing.assert_allclose(law.sum(-1), 1, atol=1e-4)
+            if seen < 3:
+                want = np.asarray(jax.nn.softmax(common.logits(target, document), -1))[inside]
+                assert np.abs(law - want).sum(-1).max() / 2 < 0.05
+            seen += 1
+    assert seen == len(common.documents(target))
+    assert opened.predicted_tokens() == int(batch.predicts.sum()) > 0
+    assert batch.taps.keys() == {"1"}
+
+
+def test_an_interrupted_store_is_continued(target, store, tmp_path):
+    documents = common.documents(target)
+    write_store(tmp_path, target, documents, CONFIG, max_shards=1)
+    first = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.npy")}
+    # A shard that was being written when the run died has no shard.json, and counts for nothing.
+    torn = tmp_path / "shard-00001"
+    torn.mkdir()
+    (torn / "normed.npy").write_bytes(b"half")
+    assert HiddenStates(tmp_path, target).rows == 4
+    write_store(tmp_path, target, documents, CONFIG)
+    assert content(tmp_path) == content(store)
+    assert all(p.stat().st_mtime_ns == t for p, t in first.items())
+
+
+def test_rows_come_back_in_the_order_asked_for(target, store):
+    opened = HiddenStates(store, target)
+    rows = np.asarray([5, 0, 3])
+    batch = opened.batch(rows)
+    for i in range(len(rows)):
+        np.testing.assert_array_equal(batch.tokens[i], opened.batch(rows[i : i + 1]).tokens[0])
+    assert opened.rows > 5 and len({batch.tokens[i].tobytes() for i in range(3)}) == 3
+    assert HiddenStates(store, target, max_shards=1).rows == 4
+
+
+def other(target, **changes):
+    config: ModelConfig = dataclasses.replace(target.config, **changes)
+    return dataclasses.replace(target, config=config, config_hash=config_hash(config))
+
+
+def test_another_targets_store_is_refused(target, store):
+    with pytest.raises(ValueError, match="hidden states of another target .*target_config_hash: found '.*', expected"):
+        HiddenStates(store, other(target, norm_eps=1e-6))
+
+
+def test_a_store_is_not_continued_with_other_text(target, store):
+    with pytest.raises(ValueError, match="store of something else .*text: found"):
+        write_store(store, target, common.documents(target, 23), CONFIG)
+    with pytest.raises(ValueError, match="config: found"):
+        write_store(store, target, common.documents(target), dataclasses.replace(CONFIG, row_length=128))
+
+
+def test_damage_is_found(target, tmp_path):
+    write_store(tmp_path, target, common.documents(target, 6), CONFIG)
+    file = next(tmp_path.rglob("normed.npy"))
+    good = file.read_bytes()
+    file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"normed.npy is damaged: remove .*shard-00000"):
+        HiddenStates(tmp_path, target)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"normed.npy is missing"):
+        HiddenStates(tmp_path, target)
+
+
+def test_no_store_and_an_empty_one(target, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no hidden-state store at"):
+        HiddenStates(tmp_path, target)
+    (tmp_path / "manifest.json").write_text(
+        json.dumps(
+            {
+                "format": 1,
+                "target_config_hash": target.config_hash,
+                "tokenizer": target.tokenizer.fingerprint(),
+                "hidden_size": target.config.hidden_size,
+            }
+        )
+    )
+    with pytest.raises(FileNotFoundError, match="no finished shard"):
+        HiddenStates(tmp_path, target)
+
+
+def test_shards_hold_whole_passes():
+    with pytest.raises(ValueError, match="shard_rows=5 is not a multiple of pass_rows=2"):
+        StoreConfig(shard_rows=5, pass_rows=2)

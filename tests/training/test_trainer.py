@@ -1,0 +1,182 @@
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.checkpoints.rundir import RunDirectory
+from specjax.decoding import Loop, Request, Weights, generate
+from specjax.drafting import Autoregressive, DraftModel
+from specjax.testing import tiny_target
+from specjax.training import OptimizerConfig, Trainer, TrainerConfig
+from specjax.training.data import Document, TextRows, lay_out, pack
+from specjax.training.objectives import LanguageModel
+from specjax.training.objectives.lm import first_choice, labels
+from specjax.verification import Greedy
+from tests.training import common
+
+CONFIG = {"what": "a test", "nested": {"rate": 1e-2}}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+def trainer(target, **changes):
+    rows, _ = pack(common.documents(target, 40), 96)
+    settings = dict(steps=4, batch=3, seed=1, log_every=1, eval_every=2, best="held/match") | changes
+    return Trainer(
+        target=target,
+        objective=LanguageModel(common.student(target)),
+        tables={"vocab": jnp.asarray(common.vocabulary())},
+        optimizer=OptimizerConfig(learning_rate=1e-2, steps=20, warmup=1),
+        config=TrainerConfig(**settings),
+        train=TextRows(lay_out(rows[2:], 96)),
+        held_out={"held": TextRows(lay_out(rows[:2], 96))},
+    )
+
+
+def same(a, b):
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.array_equal(np.asarray(x), np.asarray(y)) for x, y in leaves)
+
+
+def steps(run):
+    return [row["step"] for row in RunDirectory(run).metrics() if "train/loss" in row]
+
+
+def without_speed(run):
+    return [{k: v for k, v in row.items() if "second" not in k} for row in RunDirectory(run).metrics()]
+
+
+def test_two_and_two_steps_are_four_bit_for_bit(target, tmp_path):
+    whole = trainer(target).run(tmp_path / "whole", CONFIG)
+    seen = []
+    trainer(target).run(tmp_path / "parts", CONFIG, stop=lambda: seen.append(0) or len(seen) == 2)
+    resumed = trainer(target).run(tmp_path / "parts", CONFIG)
+    assert int(whole.step) == int(resumed.step) == 4
+    assert same(whole, resumed)
+    assert steps(tmp_path / "whole") == steps(tmp_path / "parts") == [1, 2, 3, 4]
+    assert without_speed(tmp_path / "whole") == without_speed(tmp_path / "parts")
+    # The layer numbers come back as they went.
+    assert resumed.params["layers"].keys() == {0, 1}
+
+
+def test_steps_after_the_last_checkpoint_are_logged_once(target, tmp_path):
+    class Killed(Exception):
+        pass
+
+    def dies(step, values):
+        if step == 3 and "train/loss" in values:
+            raise Killed
+
+    with pytest.raises(Killed):
+        trainer(target).run(tmp_path, CONFIG, report=dies)
+    trainer(target).run(tmp_path, CONFIG)
+    assert steps(tmp_path) == [1, 2, 3, 4]
+
+
+def test_a_finished_run_is_left_alone(target, tmp_path):
+    done = trainer(target).run(tmp_path, CONFIG)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*.jsonl")}
+    again = trainer(target).run(tmp_path, CONFIG)
+    assert same(done, again)
+    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*.jsonl")}
+
+
+def test_the_workdir_of_another_config_is_refused_with_a_diff(target, tmp_path):
+    trainer(target, steps=1).run(tmp_path, CONFIG)
+    with pytest.raises(ValueError, match=r"belongs to a run of another config:\n  nested.rate: there 0.01, here 0.02"):
+        trainer(target).run(tmp_path, {**CONFIG, "nested": {"rate": 2e-2}})
+
+
+def test_training_learns(target):
+    fit = trainer(target)
+    state = fit.init()
+    batch = fit.train.batch(np.arange(3))
+    losses = []
+    for _ in range(40):
+        state, metrics = fit.step(state, batch)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0] / 4
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(target, tmp_path):
+    fit = trainer(target)
+    broken = jax.tree.map(lambda x: x * jnp.nan, fit.init().params)
+    with pytest.raises(FloatingPointError, match=r"the loss of step 1 is nan \(rows \["):
+        fit.run(tmp_path, CONFIG, init=lambda: broken)
+
+
+def test_held_out_figures_count_every_position_once(target):
+    fit = trainer(target, batch=3)
+    rows, _ = pack(common.documents(target), 96)
+    text = TextRows(lay_out(rows[:4], 96))  # not a multiple of the batch
+    figures = dataclasses.replace(fit, held_out={"a": text}).evaluate(fit.init().params)
+    apart = dataclasses.replace(fit, held_out={"a": text}, config=dataclasses.replace(fit.config, batch=1))
+    for key, value in apart.evaluate(fit.init().params).items():
+        assert figures[key] == pytest.approx(value, rel=1e-5)
+
+
+def test_the_step_compiles_once_and_consumes_its_state(target):
+    fit = trainer(target, seed=77)
+    state = fit.init()
+    from specjax.training.trainer import _step
+
+    before = _step._cache_size()
+    old = state.params["final_norm"]["weight"]
+    for i in range(3):
+        state, _ = fit.step(state, fit.train.batch(np.arange(3) + i))
+    assert _step._cache_size() == before + 1
+    assert old.is_deleted()
+
+
+def test_metrics_parts_are_never_appended_to(target, tmp_path):
+    trainer(target).run(tmp_path, CONFIG)
+    parts = sorted((tmp_path / "metrics").iterdir())
+    assert [p.name for p in parts] == [f"part-{i:06d}.jsonl" for i in range(len(parts))]
+    assert all(json.loads(p.read_text().splitlines()[0]).keys() == {"resumed_from"} for p in parts)
+
+
+@pytest.mark.pitfall("SpecForge#455,#473; dflash#41")
+def test_teacher_forced_acceptance_is_what_the_loop_accepts(target):
+    """The same student on the same greedy text: what it agrees with under teacher forcing, the loop accepts."""
+    fit = trainer(target)
+    state = fit.init()
+    prompt = target.tokenizer.apply_chat([{"role": "user", "content": "a loop"}])
+    depth, budget = 3, 60
+    # Greedy text of this target, long enough for the last step to look ahead.
+    request = Request(tuple(prompt), budget + depth + 1)
+    limits = dict(context=target.context, vocab=target.config.vocab_size)
+    plain = Loop(target.graph, Autoregressive(), Greedy(0), eos=())
+    (text,) = generate(plain, Weights(target.params, {}, {}), [request], **limits)
+    vocab = np.unique(text.tokens).astype(np.int32)
+    fit = dataclasses.replace(fit, tables={"vocab": jnp.asarray(vocab)})
+    fit = dataclasses.replace(fit, objective=LanguageModel(common.student(target, draft_vocab=len(vocab))))
+    document = Document(np.asarray([*prompt, *text.tokens], np.int32), len(prompt))
+    batch = jax.tree.map(jnp.asarray, lay_out([[document]], 128))
+    state = fit.init()
+    for _ in range(12):
+        state, _ = fit.step(state, batch)
+    network, hidden = fit.objective.student.hidden(state.params, common.network(target), fit.tables["vocab"], batch)
+    hits = np.asarray(first_choice(jax.nn.log_softmax(network.logits(hidden), -1), labels(batch, fit.tables["vocab"])))
+    agrees = hits[0, len(prompt) - 1 : len(document.tokens) - 1].astype(bool)
+    assert 0.2 < agrees.mean() < 0.95
+
+    length, accepted = 1, np.zeros(depth + 1, int)
+    while length < budget:
+        run = agrees[length : length + depth]
+        count = depth if run.all() else int(np.argmin(run))
+        accepted[count] += 1
+        length += count + 1
+    config = fit.objective.student.config
+    drafter = DraftModel(config, depth, shares=("embed",))
+    params = {**state.params, "lm_head": {"kernel": target.params["lm_head"]["kernel"][:, vocab]}}
+    loop = Loop(target.graph, drafter, Greedy(depth), eos=())
+    weights = Weights(target.params, params, {"vocab": jnp.asarray(vocab)})
+    (served,) = generate(loop, weights, [Request(tuple(prompt), budget)], **limits)
+    assert served.tokens == text.tokens[:budget]
+    assert served.accepted.tolist() == accepted.tolist()
