@@ -49,7 +49,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["specjax", "specjax.*"]),
-    package_data={"specjax.models.native": ["*.cc"], "specjax": ["zoo/**/*", "evaluation/data/*"]},
+    package_data={"specjax": ["zoo/**/*", "evaluation/data/*", "models/native/*.cc"]},
     install_requires=CORE,
     extras_require=EXTRAS,
     classifiers=[

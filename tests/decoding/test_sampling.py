@@ -1,0 +1,86 @@
+"""Warped laws equal transformers' processors; bad values are named."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.decoding import log_law, make_sampling
+from specjax.decoding.sampling import draw
+
+
+@pytest.mark.pitfall("sglang-jax#637")
+@pytest.mark.parametrize(
+    "temperature, top_k, top_p, min_p",
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 5, 1.0, 0.0),
+        (1.3, 0, 0.8, 0.0),
+        (0.9, 20, 0.6, 0.0),
+        (1.0, 0, 1.0, 0.1),
+        (0.8, 9, 0.9, 0.2),
+    ],
+)
+def test_law_equals_transformers(temperature, top_k, top_p, min_p):
+    torch = pytest.importorskip("torch")
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = np.random.default_rng(0).normal(size=(3, 200)).astype(np.float32) * 3
+    expected = torch.tensor(logits)
+    steps = [TemperatureLogitsWarper(temperature)]
+    steps += [TopKLogitsWarper(top_k)] if top_k else []
+    steps += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    steps += [MinPLogitsWarper(min_p)] if min_p else []
+    for step in steps:
+        expected = step(None, expected)
+    expected = torch.softmax(expected, -1).numpy()
+    found = jnp.exp(
+        log_law(jnp.asarray(logits), make_sampling([temperature] * 3, [top_k] * 3, [top_p] * 3, [min_p] * 3))
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_rows_have_parameters_of_their_own():
+    logits = jnp.asarray(np.random.default_rng(1).normal(size=(3, 2, 50)), jnp.float32)
+    mixed = jnp.exp(log_law(logits, make_sampling([0.0, 1.0, 0.5], [0, 3, 0], [1.0, 1.0, 0.7])))
+    assert (np.asarray(mixed[0] > 0).sum(-1) == 1).all()
+    assert (np.argmax(mixed[0], -1) == np.argmax(logits[0], -1)).all()
+    assert (np.asarray(mixed[1] > 0).sum(-1) == 3).all()
+    alone = jnp.exp(log_law(logits[2:], make_sampling([0.5], [0], [0.7])))
+    np.testing.assert_array_equal(mixed[2:], alone)
+
+
+def test_tokens_tied_with_the_kth_are_kept():
+    law = jnp.exp(log_law(jnp.asarray([[2.0, 1.0, 1.0, 0.0]]), make_sampling([1.0], [2])))
+    assert (np.asarray(law[0] > 0) == [True, True, True, False]).all()
+
+
+def test_extreme_logits_stay_finite():
+    logits = jnp.asarray([[1e4, -1e4, 0.0, -jnp.inf]])
+    for warps in ({}, {"top_k": [2]}, {"top_p": [0.9]}, {"min_p": [0.5]}):
+        law = jnp.exp(log_law(logits, make_sampling([1.0], **warps)))
+        assert np.isfinite(law).all() and abs(float(law.sum()) - 1) < 1e-6
+
+
+def test_draws_follow_the_law():
+    law = jnp.log(jnp.asarray([0.5, 0.3, 0.2]))
+    keys = jax.random.split(jax.random.key(0), 20000)
+    counts = np.bincount(np.asarray(draw(keys, jnp.broadcast_to(law, (20000, 3)))), minlength=3) / 20000
+    np.testing.assert_allclose(counts, [0.5, 0.3, 0.2], atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (([-0.1],), r"temperature=-0.1 in row 0"),
+        (([float("nan")],), r"temperature=nan in row 0"),
+        (([1.0, 1.0], [5, -1]), r"top_k=-1 in row 1"),
+        (([1.0], [0], [0.0]), r"top_p=0.0 in row 0; expected a number in \(0, 1\]"),
+        (([1.0], [0], [1.5]), r"top_p=1.5"),
+        (([1.0], [0], [1.0], [1.0]), r"min_p=1.0"),
+        (([1.0, 1.0], [3]), r"top_k has 1 values for 2 rows"),
+    ],
+)
+def test_bad_values_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_sampling(*arguments)
