@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from specjax.models.config import ModelConfig
+from specjax.parallel import rows_are_spread
 
 CHUNK = 256
+UNROLLED_ROWS = 16  # Batches above this are scattered on CPUs too: a program with one update a row grows too long.
 
 
 @flax.struct.dataclass
@@ -57,11 +59,15 @@ def write_rows(buffer_bskh: jax.Array, new_btkh: jax.Array, start_b: jax.Array) 
         return buffer
 
     def scattered(buffer: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-        rows = jnp.arange(buffer.shape[0])[:, None]
-        slots = start[:, None] + jnp.arange(new.shape[1])
-        return buffer.at[rows, slots].set(new, mode="drop", unique_indices=True)
+        # Rows by vmap, not by index: where they are spread over devices, each then writes its own without a collective.
+        def row(buffer: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+            return buffer.at[start + jnp.arange(new.shape[0])].set(new, mode="drop", unique_indices=True)
+
+        return jax.vmap(row)(buffer, new, start)
 
     new = new_btkh.astype(buffer_bskh.dtype)
+    if buffer_bskh.shape[0] > UNROLLED_ROWS or rows_are_spread():
+        return scattered(buffer_bskh, new, start_b)
     return jax.lax.platform_dependent(buffer_bskh, new, start_b, cpu=unrolled, default=scattered)
 
 

@@ -18,6 +18,7 @@ from specjax.models.attention import View, cached_attention, causal_mask, full_a
 from specjax.models.cache import KVCache, LayerCache, write
 from specjax.models.config import ModelConfig, RopeConfig
 from specjax.models.linear import Embedding, Linear
+from specjax.parallel import spread_rows
 
 Tap = int | str
 # attend(layer index, q [B,T,N,H], k [B,T,K,H], v [B,T,K,H]) -> [B,T,N,H]
@@ -226,13 +227,14 @@ class Decoder(nnx.Module):
         stop = depth if stop is None else stop
         if not 0 <= start <= stop <= depth:
             raise ValueError(f"layers {start}..{stop} do not lie within the model's 0..{depth}")
-        x = self.embed_tokens(inputs) if inputs.ndim == 2 else inputs
+        # Held row by row between layers: XLA then gathers split weights rather than activations.
+        x = spread_rows(self.embed_tokens(inputs) if inputs.ndim == 2 else inputs)
         kept: dict[Tap, jax.Array] = {}
         for i in range(start, stop):
             if i in taps:
                 kept[i] = x
             if i not in skip:
-                x = self.layers[i](x, positions_bt, self.config.ropes[i], _bind(attend, i))
+                x = spread_rows(self.layers[i](x, positions_bt, self.config.ropes[i], _bind(attend, i)))
         if stop in taps:
             kept[stop] = x
         if "final" in taps:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models import native
+from specjax.parallel import whole_vectors
 
 # Above this many rows XLA's product beats the native one (experiments.profile_pass shows where they cross).
 NATIVE_ROWS = 32
@@ -70,7 +71,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Ids `[...]` to `[..., d]`."""
-        table = self.embedding[...]
+        table = whole_vectors(self.embedding[...])
         return table[tokens] if table.ndim == 2 else table[0, tokens]
 
     def attend(self, x: jax.Array) -> jax.Array:

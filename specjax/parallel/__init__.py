@@ -1,0 +1,39 @@
+"""Where arrays lie: the device mesh, partition rules, and process start-up. The lowest layer; it knows no model."""
+
+from specjax.parallel.distributed import Process, initialize, require_platform, topology
+from specjax.parallel.mesh import AXES, active_mesh, axis_sizes, describe, make_mesh, row_shards
+from specjax.parallel.rules import (
+    PRESETS,
+    ROLES,
+    Role,
+    batch_shardings,
+    param_shardings,
+    replicated,
+    rows_are_spread,
+    spread_rows,
+    state_shardings,
+    whole_vectors,
+)
+
+__all__ = [
+    "AXES",
+    "PRESETS",
+    "ROLES",
+    "Process",
+    "Role",
+    "active_mesh",
+    "axis_sizes",
+    "batch_shardings",
+    "describe",
+    "initialize",
+    "make_mesh",
+    "param_shardings",
+    "replicated",
+    "require_platform",
+    "row_shards",
+    "rows_are_spread",
+    "spread_rows",
+    "state_shardings",
+    "topology",
+    "whole_vectors",
+]
