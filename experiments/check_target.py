@@ -188,7 +188,7 @@ def faults(rows: Sequence[dict[str, Any]], tolerance: float) -> list[str]:
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """One line a text."""
     made = Table(box=SIMPLE_HEAD)
-    made.add_column("text", no_wrap=True, max_width=34)
+    made.add_column("text", no_wrap=True, max_width=24)
     for column in ("tokens", "ids", "full", "cached", "argmax", "perplexity", "transformers", "greedy"):
         made.add_column(column, justify="right")
     for row in rows:
@@ -199,8 +199,8 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['full']:.1e}",
             f"{row['cached']:.1e}",
             f"{row['argmax']:.1%}",
-            f"{row['perplexity']:.4f}",
-            f"{row['perplexity_transformers']:.4f}",
+            f"{row['perplexity']:.3f}",
+            f"{row['perplexity_transformers']:.3f}",
             row["greedy"].replace("_", " "),
         )
     return made

