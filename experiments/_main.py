@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -96,7 +97,7 @@ def one_line(error: BaseException) -> str:
 
 def enable_compilation_cache() -> None:
     """Keeps compiled programs for the next run, unless JAX was already told where."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(Path(JAX_CACHE).expanduser()))
 
 

@@ -43,7 +43,7 @@ def main(config: ml_collections.ConfigDict) -> None:
         task = bar.add_task("starting", total=None)
 
         def progress(what: str, done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, **({"description": what} if what else {}))
+            bar.update(task, completed=done, total=total, description=what or None)
 
         measured = measure(contenders, prompts, target, settings, progress)
         progress("scoring the texts", 0, 1)
@@ -106,12 +106,13 @@ def _coloured(
     settings: Settings,
 ) -> list[ColouredText]:
     """First turns of the first prompts, as the best row wrote them, drafted pieces apart."""
-    best = results.best_rows(rows)
+    by_label = {info.label: c for info, c in zip(measured.infos, contenders, strict=True)}
+    best = [row["label"] for row in results.best_rows(rows) if isinstance(by_label[row["label"]], LoopContender)]
     if not best or settings.batch > 1:
         return []
-    index = next(i for i, info in enumerate(measured.infos) if info.label == best[0]["label"])
-    contender = contenders[index]
+    contender = by_label[best[0]]
     assert isinstance(contender, LoopContender)
+    index = contenders.index(contender)
     info, found = contender.info, []
     for p, prompt in enumerate(measured.prompts[:count]):
         first = measured.turns[index, p][0]

@@ -130,9 +130,11 @@ def stream(
 def show(console: Console, piece: str, drafted: bool) -> None:
     """Prints a piece at once; control characters that could drive the terminal are left out."""
     clean = "".join(c for c in piece if c.isprintable() or c in "\n\t")
-    if clean:
+    if console.is_terminal:
         console.print(Text(clean, style=DRAFTED if drafted else ""), end="", soft_wrap=True)
-        console.file.flush()
+    else:
+        console.file.write(clean)
+    console.file.flush()
 
 
 if __name__ == "__main__":

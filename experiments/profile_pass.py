@@ -8,7 +8,6 @@ profile.json. Everything in one table is timed in turns, and medians are reporte
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -92,10 +91,10 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 def read_bandwidth(mebibytes: int) -> float:
     """Bytes a second that a sum over a large array reads, all cores at work: the best of five."""
-    cores = len(os.sched_getaffinity(0))
-    parts = np.array_split(np.ones(mebibytes * 2**20 // 8, np.int64), cores)
+    threads = results.cores()
+    parts = np.array_split(np.ones(mebibytes * 2**20 // 8, np.int64), threads)
     best = float("inf")
-    with ThreadPoolExecutor(cores) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         for _ in range(5):
             start = time.perf_counter()
             list(pool.map(np.sum, parts))

@@ -44,12 +44,12 @@ def compilations() -> Iterator[Compilations]:
         _watching[:] = [other for other in _watching if other is not seen]
 
 
-def _listen(event: str, seconds: float, **details: str | int) -> None:
+def _listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
     if not _watching or event not in _PHASES:
         return
-    name = str(details.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
+    name = str(kwargs.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
     for seen in _watching:
-        seen.seconds += seconds
+        seen.seconds += duration_secs
         if event == _COMPILED:
             seen.names.append(name)
 

@@ -81,8 +81,8 @@ def target_passes(
 
         def body(_: jax.Array, carry: tuple[KVCache, jax.Array]) -> tuple[KVCache, jax.Array]:
             cache, tokens = carry
-            here = context.replace(tokens=_with_root(context, tokens[:, 0]))
-            scores, cache = score(target, cache, draft.replace(tokens=tokens[:, 1:]), here, taps)
+            here = dataclasses.replace(context, tokens=_with_root(context, tokens[:, 0]))
+            scores, cache = score(target, cache, dataclasses.replace(draft, tokens=tokens[:, 1:]), here, taps)
             return cache, scores.argmax[:, : tokens.shape[1]]
 
         first = jnp.concatenate([context.last(1), draft.tokens], axis=1)
@@ -99,7 +99,7 @@ def drafts(
         keys = Keys(request, context.length)
 
         def propose(cache: KVCache, state: Any, root: jax.Array) -> tuple[Draft, Any, KVCache]:
-            here = context.replace(tokens=_with_root(context, root))
+            here = dataclasses.replace(context, tokens=_with_root(context, root))
             return loop.drafter.propose(weights.drafter, weights.tables, target, cache, state, here, keys)
 
         def body(_: jax.Array, carry: tuple[KVCache, Any, Draft, jax.Array]) -> tuple[KVCache, Any, Draft, jax.Array]:
@@ -188,7 +188,7 @@ class CostMeter:
         if not contender.loop.drafter.num_nodes:
             self._drafts[label] = chain(jnp.zeros((rows, 0), jnp.int32), laws=None)
             return 0.0
-        context = self._context.replace(sampling=self._sampling[label])
+        context = dataclasses.replace(self._context, sampling=self._sampling[label])
         start = time.perf_counter()
         self._cache, self._states[label], draft = jax.block_until_ready(
             drafts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ import numpy as np
 from specjax.checkpoints import save_target
 from specjax.decoding import Completion, Request
 from specjax.evaluation.contenders import Info, Preparation, Timed
+from specjax.evaluation.results import cores
 from specjax.models import Target
 
 PEERS = ("transformers_greedy", "transformers_lookup", "transformers_assisted")
@@ -112,7 +112,7 @@ def make_peers(rows: Mapping[str, Mapping[str, Any]], target: Target) -> list[Tr
     threads = {row.get("threads", 0) for row in rows.values()}
     if len(threads) > 1:
         raise ValueError(f"peers run in one process: threads must agree, got {sorted(threads)}")
-    torch.set_num_threads(threads.pop() or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads.pop() or cores())
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as directory:

@@ -179,15 +179,15 @@ def _row(
     measured: Measured, settings: Settings, i: int, mine: Sequence[PromptResult], base: Sequence[PromptResult]
 ) -> dict[str, Any]:
     info, preparation, costs = measured.infos[i], measured.preparations[i], measured.costs[i]
-    tau, tau_ci = _mean([r.tau for r in mine])
-    alpha, alpha_ci = _mean([r.alpha for r in mine])
+    tau, tau_ci = _estimate([r.tau for r in mine])
+    alpha, alpha_ci = _estimate([r.alpha for r in mine])
     ratios = [(r.new_tokens / r.seconds) / (b.new_tokens / b.seconds) for r, b in zip(mine, base, strict=True)]
     decode = [_decode_rate(r) / _decode_rate(b) for r, b in zip(mine, base, strict=True)]
-    speedup, speedup_ci = _mean(ratios)
-    inverse, inverse_ci = _mean([1 / ratio for ratio in ratios])
-    speedup_decode, speedup_decode_ci = _mean(decode)
-    reached = sum(r.reached for r in mine)
-    overlap = sum(r.overlap for r in mine)
+    speedup, speedup_ci = _estimate(ratios)
+    inverse, inverse_ci = _estimate([1 / ratio for ratio in ratios])
+    speedup_decode, speedup_decode_ci = _estimate(decode)
+    reached = np.sum([r.reached for r in mine], axis=0)
+    overlap = np.sum([r.overlap for r in mine], axis=0)
     steps = sum(r.steps for r in mine)
     return {
         **dataclasses.asdict(info),
@@ -204,9 +204,9 @@ def _row(
         "draft_cost": costs.draft_cost if costs else math.nan,
         "t_ratio": costs.t_ratio if costs else math.nan,
         "one_token_pass_seconds": costs.one_token if costs else math.nan,
-        "tokens_per_second": _mean([r.new_tokens / r.seconds for r in mine])[0],
-        "decode_tokens_per_second": _mean([_decode_rate(r) for r in mine])[0],
-        "prefill_seconds": _mean([r.prefill for r in mine])[0],
+        "tokens_per_second": _mean([r.new_tokens / r.seconds for r in mine]),
+        "decode_tokens_per_second": _mean([_decode_rate(r) for r in mine]),
+        "prefill_seconds": _mean([r.prefill for r in mine]),
         "step_seconds": sum(r.decode for r in mine) / steps if steps else math.nan,
         "speedup": speedup,
         "speedup_ci": speedup_ci,
@@ -215,8 +215,8 @@ def _row(
         "speedup_decode": speedup_decode,
         "speedup_decode_ci": speedup_decode_ci,
         **_predicted(info.num_nodes, costs, mine, base),
-        "distinct_bigram_ratio": _mean([r.bigrams for r in mine])[0],
-        "target_entropy": _mean([r.entropy for r in mine])[0],
+        "distinct_bigram_ratio": _mean([r.bigrams for r in mine]),
+        "target_entropy": _mean([r.entropy for r in mine]),
         "kv_bytes_target": preparation.kv_bytes_target,
         "kv_bytes_draft": preparation.kv_bytes_draft,
         "compile_seconds": preparation.compile_seconds,
@@ -238,7 +238,7 @@ def _predicted(
         if b.emitted and r.steps:
             seconds = r.prefill + b.decode * (r.emitted / b.emitted) / faster
             whole.append((r.new_tokens / seconds) / (b.new_tokens / b.seconds))
-    return {"speedup_predicted": _mean(whole)[0], "speedup_decode_predicted": _mean(decode)[0]}
+    return {"speedup_predicted": _mean(whole), "speedup_decode_predicted": _mean(decode)}
 
 
 def _decode_rate(result: PromptResult) -> float:
@@ -287,9 +287,19 @@ def _wall_clock(measured: Measured, i: int, base: int) -> dict[str, Any]:
     }
 
 
-def _mean(values: Sequence[float]) -> tuple[float, list[float] | None]:
-    """Mean and bootstrap interval over prompts that have a value."""
-    kept = [v for v in values if not math.isnan(v)]
+def _known(values: Sequence[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Mean over the prompts that have a value."""
+    kept = _known(values)
+    return statistics.fmean(kept) if kept else math.nan
+
+
+def _estimate(values: Sequence[float]) -> tuple[float, list[float] | None]:
+    """Mean and bootstrap interval over the prompts that have a value."""
+    kept = _known(values)
     if not kept:
         return math.nan, None
     found = analysis.bootstrap_interval(kept, seed=0)

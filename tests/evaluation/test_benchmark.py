@@ -1,0 +1,169 @@
+"""Order, warmth and bookkeeping of a measurement; the numbers made of it are tested in test_rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.decoding import Completion, Request
+from specjax.evaluation.benchmark import Conversation, Settings, buffer_for, encode, measure
+from specjax.evaluation.contenders import Info, LoopContender, Preparation, Timed
+from specjax.evaluation.prompts import Prompt
+from specjax.models import Target
+
+PROMPTS = (
+    Prompt("a", "writing", ("Say hello.",)),
+    Prompt("b", "multi_turn", ("Name a colour.", "Name another.")),
+)
+SETTINGS = Settings(max_new_tokens=12, repeats=2)
+
+
+@dataclass
+class Scripted:
+    """A peer that answers the same token, and says when it was asked."""
+
+    info: Info
+    log: list[tuple[str, int]]
+    tokens: tuple[int, ...] = (7, 7, 7)
+    prepared: list[int] = field(default_factory=list)
+    compiles: bool = False
+
+    def prepare(self, request: Request, buffer: int) -> Preparation:
+        self.prepared.append(buffer)
+        return Preparation(compile_seconds=1.5)
+
+    def complete(self, request: Request) -> Timed:
+        self.log.append((self.info.label, request.id))
+        if self.compiles:
+
+            def run(x: jax.Array) -> jax.Array:  # the name of the loop's program
+                return x + len(self.log)
+
+            jax.jit(run)(jnp.ones((len(self.log) + 1,)))
+        counts = np.array([len(self.tokens) - 1]), np.zeros(0), np.zeros(0)
+        steps = len(self.tokens) - 1
+        done = Completion(self.tokens, "length", steps, steps, *counts, prompt_length=len(request.prompt))
+        return Timed(done, 0.5, 1.0)
+
+
+def scripted(log: list[tuple[str, int]], label: str, **options) -> Scripted:
+    return Scripted(Info(label, label, "greedy"), log, **options)
+
+
+def test_every_prompt_is_measured_by_all_in_turn(trio: list[LoopContender], target: Target) -> None:
+    log: list[tuple[str, int]] = []
+    peers = [scripted(log, "one"), scripted(log, "two")]
+    told: list[tuple[str, int, int]] = []
+    found = measure([trio[0], *peers], PROMPTS, target, SETTINGS, lambda *a: told.append(a))
+    # Two repeats of three turns, each by both peers; within a turn no other prompt comes between.
+    assert [p for _, p in log] == [0, 0, 1, 1, 1, 1] * 2
+    assert all({log[i][0], log[i + 1][0]} == {"one", "two"} for i in range(0, len(log), 2))
+    assert {log[i][0] for i in range(0, len(log), 2)} == {"one", "two"}, "the order rotates"
+    assert told[-1][1] == told[-1][2] == 3 + 2 * 2 * 3
+    turn = found.turns[1, 1][1]
+    assert turn.prefill_seconds == [0.5, 0.5] and turn.decode_seconds == [1.0, 1.0]
+    assert found.preparations[1].compile_seconds == 1.5
+    assert found.costs == [None, None, None], "plain decoding alone has no draft to time"
+
+
+def test_measured_texts_are_plain_decoding_s(trio: list[LoopContender], target: Target) -> None:
+    found = measure(trio, PROMPTS, target, SETTINGS)
+    for p in range(len(PROMPTS)):
+        plain = [t.completion.tokens for t in found.turns[0, p]]
+        for i in (1, 2):
+            assert [t.completion.tokens for t in found.turns[i, p]] == plain
+    assert found.repeatable == [True] * 3 and found.skipped_turns == [0] * 3
+    assert all(len(t.decode_seconds) == 2 for turns in found.turns.values() for t in turns)
+    costs = found.costs[1]
+    assert costs is not None and costs.draft_cost > 0 and costs.t_ratio > 0
+
+
+def test_a_turn_continues_with_the_contender_s_own_answer(target: Target) -> None:
+    talk = Conversation(target, PROMPTS[1], 5, Info("x", "x", "greedy", temperature=1.0, top_k=3), SETTINGS)
+    first = talk.next_request()
+    assert first is not None and (first.id, first.temperature, first.top_k) == (5, 1.0, 3)
+    answer = [*target.tokenizer.encode("blue"), target.eos_ids[0]]
+    talk.answer(Completion(tuple(answer), "stop", 4, 4, *(np.zeros(0),) * 3, prompt_length=1))
+    second = talk.next_request()
+    assert second is not None and talk.next_request() is None
+    text = target.tokenizer.decode(second.prompt, skip_special=False)
+    assert text.startswith(target.tokenizer.decode(first.prompt, skip_special=False) + "blue")
+    assert "Name another." in text and text.count("blue") == 1
+
+
+def test_a_system_prompt_comes_first(target: Target) -> None:
+    settings = Settings(max_new_tokens=4, system_prompt="Be brief.")
+    request = Conversation(target, PROMPTS[0], 0, Info("x", "x", "greedy"), settings).next_request()
+    expected = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello."}]
+    assert request is not None and request.prompt == encode(target, expected)
+
+
+def test_turns_that_no_longer_fit_are_skipped_and_counted(trio: list[LoopContender], target: Target) -> None:
+    import dataclasses
+
+    log: list[tuple[str, int]] = []
+    peer = scripted(log, "wordy", tokens=(40,) * 400)  # an answer beyond its budget, which the buffer has no room for
+    first = Conversation(target, PROMPTS[1], 0, peer.info, SETTINGS).next_request()
+    assert first is not None
+    found = measure([trio[0], peer], PROMPTS[1:], target, dataclasses.replace(SETTINGS, repeats=1))
+    assert found.skipped_turns == [0, 1] and len(found.turns[1, 0]) == 1
+
+
+@pytest.mark.pitfall("tpu-inference#1360")
+def test_compiling_while_timed_is_an_error(trio: list[LoopContender], target: Target) -> None:
+    peer = scripted([], "careless", compiles=True)
+    with pytest.raises(RuntimeError, match="careless compiled run while it was timed"):
+        measure([trio[0], peer], PROMPTS[:1], target, SETTINGS)
+
+
+def test_batches_are_timed_as_a_whole(trio: list[LoopContender], target: Target) -> None:
+    alone = measure(trio[:2], PROMPTS, target, SETTINGS)
+    found = measure(trio[:2], PROMPTS, target, Settings(max_new_tokens=12, repeats=2, batch=2))
+    assert [len(w) for w in found.wall_seconds] == [2, 2] and min(map(min, found.wall_seconds)) > 0
+    for key, turns in alone.turns.items():
+        assert [t.completion.tokens for t in found.turns[key]] == [t.completion.tokens for t in turns]
+        assert all(not t.decode_seconds for t in found.turns[key])
+    with pytest.raises(ValueError, match="wordy can only be measured at batch 1"):
+        measure([trio[0], scripted([], "wordy")], PROMPTS, target, Settings(max_new_tokens=4, batch=2))
+
+
+def test_the_buffer_holds_the_longest_conversation(target: Target) -> None:
+    buffer = buffer_for(target, PROMPTS, SETTINGS, 64)
+    talk = Conversation(target, PROMPTS[1], 0, Info("x", "x", "greedy"), SETTINGS)
+    talk.next_request()
+    talk.answer(Completion((60,) * 12, "length", 11, 11, *(np.zeros(0),) * 3, prompt_length=1))
+    second = talk.next_request()
+    assert second is not None and len(second.prompt) + 12 + 64 <= buffer and buffer % 128 == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens=0; expected at least 1"),
+        ({"max_new_tokens": 4, "repeats": 0}, "repeats=0; expected at least 1"),
+        ({"max_new_tokens": 4, "batch": -1}, "batch=-1; expected at least 1"),
+        ({"max_new_tokens": 4, "loop_threshold": 2.0}, "loop_threshold=2.0; expected a ratio"),
+    ],
+)
+def test_settings_out_of_range(wrong: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Settings(**wrong)
+
+
+def test_contenders_that_cannot_be_compared(trio: list[LoopContender], target: Target) -> None:
+    with pytest.raises(ValueError, match="no prompts"):
+        measure(trio, (), target, SETTINGS)
+    with pytest.raises(ValueError, match="different labels"):
+        measure([trio[0], trio[0]], PROMPTS, target, SETTINGS)
+    with pytest.raises(ValueError, match="'draft' has no baseline: add a row of the drafter autoregressive"):
+        measure(trio[1:], PROMPTS, target, SETTINGS)
+
+
+def test_a_prompt_beyond_the_context_stops_before_anything_compiles(trio: list[LoopContender], target: Target) -> None:
+    long = Prompt("long", "writing", ("word " * target.context,))
+    with pytest.raises(ValueError, match=f"prompt 1 has .* tokens, but the model's context is {target.context}"):
+        measure(trio, (PROMPTS[0], long), target, SETTINGS)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import pytest
+
+from specjax import build
+from specjax.evaluation.contenders import LoopContender
+from specjax.evaluation.lineup import Lineup
+from specjax.models import Target
+
+ROWS = {
+    "autoregressive": {"name": "autoregressive"},
+    "draft": {"name": "draft_model", "source": "", "num_nodes": (1, 2)},
+    "lookup": {"name": "prompt_lookup", "num_nodes": (2, 5), "max_ngram": 2, "rule": ""},
+}
+
+
+def enlisted(target: Target, **options) -> list[LoopContender]:
+    return build.contenders(Lineup(rows=ROWS, **options), target)  # type: ignore[return-value]
+
+
+def test_rows_are_swept_over_lengths_and_temperatures(target: Target) -> None:
+    found = enlisted(target, temperatures=(0.0, 1.0), top_k=9)
+    labels = ["autoregressive T=0", "autoregressive T=1"]
+    labels += [f"lookup {n} T={t}" for t in (0, 1) for n in (2, 5)]
+    assert [c.info.label for c in found] == labels
+    assert [c.info.rule for c in found] == ["greedy", "one_hot", "greedy", "greedy", "one_hot", "one_hot"]
+    assert [c.loop.drafter.num_nodes for c in found] == [0, 0, 2, 5, 2, 5]
+    assert all(c.info.top_k == 9 for c in found)
+    assert found[2].loop.drafter.max_ngram == 2
+
+
+def test_one_name_where_nothing_is_swept(target: Target) -> None:
+    rows = {"lookup": {"name": "prompt_lookup", "num_nodes": (3,)}}
+    (found,) = build.contenders(Lineup(rows=rows), target)
+    assert found.info.label == "lookup" and found.info.num_nodes == 3
+
+
+def test_the_target_is_laid_out_once_for_all(target: Target) -> None:
+    found = enlisted(target, layout="packed")
+    first = jax.tree.leaves(found[0].weights.target)
+    for other in found[1:]:
+        assert all(a is b for a, b in zip(first, jax.tree.leaves(other.weights.target), strict=True))
+    plain = jax.tree.leaves(enlisted(target)[0].weights.target)
+    assert [a.ndim for a in first] != [a.ndim for a in plain]
+
+
+def test_rows_without_a_source_are_left_out_and_named() -> None:
+    lineup = Lineup(rows=ROWS)
+    assert lineup.left_out == ["draft"]
+    assert list(lineup.kept) == ["autoregressive", "lookup"]
+    assert list(dataclasses.replace(lineup, only=("lookup",)).kept) == ["lookup"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"only": ("lokup",)}, "only names 'lokup'; there are the rows autoregressive, draft, lookup"),
+        ({"temperatures": (-0.5,)}, "temperature=-0.5"),
+        ({"temperatures": ()}, "temperatures is empty"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+    ],
+)
+def test_lineups_out_of_range(wrong: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Lineup(rows=ROWS, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"name": "promt_lookup"}, "unknown drafter 'promt_lookup'; did you mean 'prompt_lookup'"),
+        ({"name": "prompt_lookup", "max_gram": 3}, "drafter 'prompt_lookup' does not take these options"),
+        ({"name": "prompt_lookup", "num_nodes": (0,)}, "num_nodes=0"),
+        ({"name": "prompt_lookup", "rule": "gready"}, "unknown rule 'gready'; did you mean 'greedy'"),
+    ],
+)
+def test_rows_that_cannot_be_made(target: Target, row: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        build.contenders(Lineup(rows={"x": row}), target)
+
+
+def test_settings_and_lineup_come_from_one_config() -> None:
+    config = build.load_config("configs/quickstart.py", "quick", {"seed": 5, "batch": 2})
+    settings, lineup = build.settings_from_config(config), build.lineup_from_config(config)
+    assert (settings.seed, settings.batch, settings.max_new_tokens) == (5, 2, 16)
+    assert lineup.seed == 5 and lineup.layout == "packed" and set(lineup.rows) >= {"autoregressive", "prompt_lookup"}

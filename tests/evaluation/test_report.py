@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import io
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from specjax.evaluation import tables
+from specjax.evaluation.report import ColouredText, page, plot
+
+NASTY = '<script>alert("x")</script><img src=x onerror=alert(1)>&'
+
+
+def row(label: str, **changes: Any) -> dict[str, Any]:
+    made = {
+        "label": label,
+        "method": "draft_model",
+        "rule": "greedy",
+        "temperature": 0.0,
+        "num_nodes": 4,
+        "draft_passes": 4,
+        "category": "all",
+        "baseline": "plain",
+        "prompts": 8,
+        "batch": 1,
+        "tau": 2.5,
+        "tau_ci": [2.25, 2.75],
+        "alpha": 0.7,
+        "alpha_ci": None,
+        "alpha_by_position": [0.8, 0.6, None, None],
+        "draft_cost": 0.07,
+        "t_ratio": 1.3,
+        "one_token_pass_seconds": 0.03,
+        "step_seconds": 0.05,
+        "tokens_per_second": 60.5,
+        "speedup": 1.8,
+        "speedup_ci": [1.6, 2.0],
+        "speedup_predicted": 1.9,
+        "speedup_decode": 2.0,
+        "speedup_decode_predicted": 2.1,
+        "baseline_over_this": 0.6,
+        "baseline_over_this_ci": None,
+        "matches_baseline": True,
+        "near_ties": 0,
+        "distinct_bigram_ratio": 0.8,
+        "target_entropy": 1.1,
+        "draft_param_bytes": 12_000_000,
+    }
+    return made | changes
+
+
+PLAIN = row("plain", method="autoregressive", num_nodes=0, speedup=1.0, speedup_ci=[1.0, 1.0], speedup_predicted=None,
+            tau=1.0, tau_ci=[1.0, 1.0], alpha=None, alpha_by_position=[])  # fmt: skip
+ROWS = [
+    PLAIN,
+    row("draft"),
+    row("draft", category="all_without_loops", prompts=6, speedup=1.5),
+    row("draft", category="code", speedup=2.25),
+    row("slow", speedup=0.9, speedup_predicted=None),
+]
+META = {
+    "created": "now", "commit": None, "machine": {"cores": 2}, "versions": {}, "precision": {},
+    "config": {"target": {"source": NASTY}},
+}  # fmt: skip
+
+
+class Tags(HTMLParser):
+    """Collects tags, and the attributes that could fetch something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.references: list[str] = []
+        self.marked: list[str] = []
+        self._in_mark = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._in_mark = tag == "mark"
+        self.references += [value or "" for name, value in attrs if name in ("src", "href", "data", "action")]
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_mark = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_mark:
+            self.marked.append(data)
+
+
+@pytest.fixture(scope="module")
+def parsed() -> Tags:
+    coloured = [ColouredText(NASTY, NASTY, (("plain ", False), (NASTY, True), ("drafted", True), (" end", False)))]
+    text = page(META, ROWS, title=NASTY, definitions={"tau": NASTY}, coloured=coloured)
+    assert NASTY not in text
+    assert not re.search(r"url\(|@import", text)
+    tags = Tags()
+    tags.feed(text)
+    return tags
+
+
+def test_what_a_model_wrote_is_text(parsed: Tags) -> None:
+    assert "script" not in parsed.tags
+    assert parsed.tags.count("img") == 1
+
+
+def test_the_page_needs_nothing_but_itself(parsed: Tags) -> None:
+    assert parsed.references and all(r.startswith("data:image/png;base64,") for r in parsed.references)
+
+
+def test_drafted_pieces_are_marked(parsed: Tags) -> None:
+    assert parsed.marked == [NASTY, "drafted"]
+
+
+def test_a_plot_is_a_png_that_grows_with_the_rows() -> None:
+    few, many = plot(ROWS), plot([*ROWS, *(row(f"r{i}") for i in range(8))])
+    assert few.startswith(b"\x89PNG")
+
+    def height(image: bytes) -> int:
+        return int.from_bytes(image[20:24], "big")
+
+    assert height(many) > height(few) > 100
+
+
+def printed(table: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(table)
+    return out.getvalue()
+
+
+def test_the_terminal_table() -> None:
+    lines = printed(tables.headline_table(ROWS)).splitlines()
+    assert "all 8 prompts, batch 1" in lines[0]
+    (draft,) = [line for line in lines if " draft " in f" {line} "]
+    assert draft.split() == ["draft", "2.50", "0.70", "0.070", "1.30", "60.5", "1.80", "[1.60,", "2.00]", "1.90", "yes"]
+    (plain,) = [line for line in lines if "plain" in line]
+    assert plain.split()[-1] == "–", "plain decoding is not compared with itself"
+
+
+def test_categories_stand_side_by_side() -> None:
+    lines = printed(tables.category_table(ROWS)).splitlines()
+    (draft,) = [line for line in lines if line.strip().startswith("draft")]
+    assert draft.split() == ["draft", "1.50", "2.25"]
+    (slow,) = [line for line in lines if line.strip().startswith("slow")]
+    assert slow.split() == ["slow", "–", "–"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "yes"),
+        ({"near_ties": 2}, "yes, 2 near-ties"),
+        ({"matches_baseline": False}, "NO"),
+        ({"matches_baseline": None}, "–"),
+    ],
+)
+def test_equality_in_a_word(changes: dict, says: str) -> None:
+    assert tables.equality(row("draft", **changes)) == says
+
+
+def test_findings_name_the_best_length_loops_and_faults() -> None:
+    lines = tables.findings(ROWS)
+    assert lines[0].startswith(
+        "draft_model at temperature 0: best with 4 draft tokens, 1.80 [1.60, 2.00]x (predicted 1.90x)"
+    )
+    assert "1.50x without 2 prompts whose text loops" in lines[0]
+    assert tables.findings([PLAIN, row("slow", speedup=0.9)])[0] == "no drafter was faster than plain decoding here"
+    assert tables.findings([PLAIN, row("draft", matches_baseline=False)])[-1].startswith("NOT EQUAL")
+    peer = row("theirs", method="transformers_greedy", num_nodes=0, baseline_over_this=3.4)
+    assert "plain runs at 3.40x the tokens/s of theirs" in tables.findings([PLAIN, peer])

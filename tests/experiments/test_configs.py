@@ -1,0 +1,54 @@
+"""Every config loads with each of its arguments, and what it says can be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from specjax import build
+
+ARGUMENTS = {
+    "quickstart": ("", "quick", "full", "full,quick"),
+    "peers": ("", "quick"),
+    "equality": ("", "quick"),
+    "profile_pass": ("", "quick"),
+}
+
+
+def load(name: str, argument: str = ""):
+    return build.load_config(f"configs/{name}.py", argument or None)
+
+
+@pytest.mark.parametrize(("name", "argument"), [(n, a) for n, arguments in ARGUMENTS.items() for a in arguments])
+def test_it_loads(name: str, argument: str) -> None:
+    config = load(name, argument)
+    assert config.is_locked and config.target.source == "smollm2"
+    if name in ("quickstart", "peers"):
+        build.settings_from_config(config)
+    if name != "profile_pass":
+        lineup = build.lineup_from_config(config)
+        assert any(row["name"] == "autoregressive" for row in lineup.kept.values())
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_unknown_argument_names_the_known(name: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown argument 'fast' of configs/{name}.py; known: .*quick"):
+        load(name, "fast")
+
+
+def test_quickstart_is_one_prompt_a_category() -> None:
+    config = load("quickstart")
+    assert (config.prompts_per_category, config.max_new_tokens, tuple(config.temperatures)) == (1, 64, (0.0,))
+
+
+def test_full_sweeps_lengths_and_temperatures() -> None:
+    config = load("quickstart", "full")
+    assert config.rows.draft.num_nodes == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert tuple(config.temperatures) == (0.0, 1.0) and config.prompts_per_category == 0
+    assert config.max_new_tokens == 128
+
+
+def test_generate_takes_any_drafter() -> None:
+    assert load("generate", "plain").drafter.name == "autoregressive"
+    assert load("generate", "lookup").drafter.name == "prompt_lookup"
+    assert load("generate", "some/draft").drafter.source == "some/draft"
+    assert load("generate").drafter.name in build.DRAFTERS

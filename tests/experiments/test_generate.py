@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from absl import flags
+from rich.console import Console
+
+from experiments import generate
+from specjax import build, decoding
+from specjax.decoding import Request, make_sampling
+
+
+@pytest.fixture
+def prompt(monkeypatch: pytest.MonkeyPatch):
+    """Sets --prompt."""
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    return lambda text: monkeypatch.setattr(flags.FLAGS["prompt"], "value", text)
+
+
+def shown(pieces: list[tuple[str, bool]], terminal: bool) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, color_system="standard" if terminal else None, width=20)
+    for piece, drafted in pieces:
+        generate.show(console, piece, drafted)
+    return out.getvalue()
+
+
+def test_drafted_text_is_green_on_a_terminal_and_plain_elsewhere() -> None:
+    pieces = [("The ", False), ("sky is blue and wide", True), (".\n", False)]
+    assert shown(pieces, terminal=False) == "The sky is blue and wide.\n"
+    assert shown(pieces, terminal=True) == "The \x1b[32msky is blue and wide\x1b[0m.\n"
+
+
+def test_what_a_model_writes_cannot_drive_the_terminal() -> None:
+    assert shown([("a\x1b[2J\x07b\tc [bold]d[/bold]", False)], terminal=False) == "a[2Jb\tc [bold]d[/bold]"
+
+
+def test_a_prompt_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("  piped text\n"))
+    assert generate.read_prompt(None) == "piped text"
+    assert generate.read_prompt("given") == "given"
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        generate.read_prompt(" ")
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", terminal)
+    with pytest.raises(ValueError, match="no prompt; give --prompt"):
+        generate.read_prompt(None)
+
+
+def test_the_answer_is_that_of_the_library_and_is_counted(
+    tiny: Path, prompt, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt("Say hello.")
+    options = {"target.source": f"{tiny}/target", "max_new_tokens": 30, "layout": "plain", "drafter.num_nodes": 2}
+    config = build.load_config("configs/generate.py", f"{tiny}/draft", options)
+    generate.main(config)
+    captured = capsys.readouterr()
+
+    target = build.target_from_config(config.target)
+    drafting = build.drafter_from_config(config.drafter, target)
+    loop, weights = build.make_loop(target, drafting, make_sampling([0.0]))
+    request = Request(tuple(target.tokenizer.apply_chat([{"role": "user", "content": "Say hello."}])), 30)
+    (done,) = decoding.generate(loop, weights, [request], context=target.context, vocab=target.config.vocab_size)
+    text = target.tokenizer.decode([t for t in done.tokens if t not in target.eos_ids])
+    clean = "".join(c for c in text if c.isprintable() or c in "\n\t")
+    assert captured.out == clean + "\n"
+    tau = f"tau {done.emitted / done.steps:.2f}"
+    assert f"{len(done.tokens)} tokens with draft_model: {tau}, " in captured.err and "tokens/s" in captured.err
+
+    tally = generate.Tally()
+    pieces = list(generate.stream(loop, weights, request, target, 0, tally))
+    assert "".join(piece for piece, _ in pieces) == text
+    assert (tally.tokens, tally.steps, tally.emitted) == (len(done.tokens), done.steps, done.emitted)
+    accepted = sum(i * n for i, n in enumerate(done.accepted.tolist()))
+    drafted = sum(mark for _, mark in pieces)
+    assert 0 < drafted <= accepted <= drafted + 2  # the last block may be cut
