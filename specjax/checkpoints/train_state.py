@@ -91,7 +91,8 @@ def run_params(checkpoints: epath.Path, metric: str, mode: str = "max") -> tuple
         raise FileNotFoundError(
             f"there are no checkpoints at {checkpoints}: train first, or give another run directory"
         )
-    with ocp.CheckpointManager(checkpoints, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+    options = ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
+    with ocp.CheckpointManager(checkpoints, options=options) as manager:
         scored = {step: dict(manager.metrics(step)) for step in manager.all_steps()}
         if not scored:
             raise FileNotFoundError(f"{checkpoints} holds no finished checkpoint: train first")

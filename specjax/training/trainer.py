@@ -146,7 +146,7 @@ class Trainer:
             FloatingPointError: the loss is not finite; names the step and the rows of its batch.
         """
         run = RunDirectory(workdir)
-        run.claim(config)
+        run.claim(config, free=("train.steps",))  # A run may be trained for longer.
         checkpoints = Checkpoints(run.checkpoints, self.config.best)
         try:
             state = checkpoints.restore(jax.eval_shape(self.init))
