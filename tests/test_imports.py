@@ -22,6 +22,7 @@ LAYERS = (
     ("drafting", "verification"),
     ("training", "evaluation"),
     ("build",),
+    ("api",),
     ("__init__",),
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
@@ -86,7 +87,7 @@ def fault(importer: str, imports: str) -> str | None:
     if imports == "testing":
         return "nothing in the library imports testing"
     if importer == "testing":
-        return "testing does not import build or the top" if imports in ("build", "__init__") else None
+        return "testing does not import build or the top" if imports in ("build", "api", "__init__") else None
     if LEVEL[imports] >= LEVEL[importer]:
         return f"{importer} stands below or beside {imports}"
     return None

@@ -18,9 +18,7 @@ from specjax.analysis.metrics import (
 )
 
 
-def to_spec_bench(
-    accepted_n: ArrayLike, method_tps_p: ArrayLike, baseline_tps_p: ArrayLike
-) -> dict[str, float]:
+def to_spec_bench(accepted_n: ArrayLike, method_tps_p: ArrayLike, baseline_tps_p: ArrayLike) -> dict[str, float]:
     """Spec-Bench's two columns (`evaluation/speed.py`): passes of all prompts pooled, bonus included; ratio
     of means.
     """
@@ -37,9 +35,7 @@ def to_eagle(accepted_n: ArrayLike, gamma: ArrayLike) -> dict[str, float]:
     On a chain, n-alpha is the conditional acceptance at position n + 1 (Li et al. 2024, EAGLE, section 4).
     """
     conditional = acceptance_by_position(accepted_n, gamma).conditional
-    return {"tau": mean_acceptance_length(accepted_n)} | {
-        f"{n}-alpha": float(a) for n, a in enumerate(conditional)
-    }
+    return {"tau": mean_acceptance_length(accepted_n)} | {f"{n}-alpha": float(a) for n, a in enumerate(conditional)}
 
 
 def to_vllm(accepted_n: ArrayLike, gamma: ArrayLike) -> dict[str, Any]:
@@ -73,9 +69,7 @@ def from_vllm(counters: Mapping[str, Any]) -> PositionAcceptance:
         raise ValueError(f"vLLM counters lack {sorted(missing)}; got {sorted(counters)}.")
     at_least = np.array([counters["num_drafts"], *counters["num_accepted_tokens_per_pos"]])
     if (np.diff(at_least) > 0).any():
-        raise ValueError(
-            f"drafts and accepted per position {at_least.tolist()} rise: expected a falling sequence."
-        )
+        raise ValueError(f"drafts and accepted per position {at_least.tolist()} rise: expected a falling sequence.")
     return acceptance_by_position_from_histogram(-np.diff(np.append(at_least, 0)))
 
 

@@ -198,9 +198,7 @@ def enumerate_step(rule: Rule, target: LawFn, draws: DrawFn, context: Tokens = (
         drawn += weight
         outcomes = rule(draft, local)
         if sum(outcomes.values()) != 1:
-            raise ValueError(
-                f"the rule's outcomes for {draft.tokens} after {context} sum to {sum(outcomes.values())}."
-            )
+            raise ValueError(f"the rule's outcomes for {draft.tokens} after {context} sum to {sum(outcomes.values())}.")
         for (path, next_token), chance in outcomes.items():
             tokens = (*(draft.tokens[node] for node in path), next_token)
             emitted[tokens] = emitted.get(tokens, ZERO) + weight * chance
@@ -263,9 +261,7 @@ def law_vector(law: Mapping[Tokens, Fraction], vocab_size: int, horizon: int) ->
 def _law(law_fn: LawFn, context: Tokens, name: str) -> Law:
     law = tuple(law_fn(context))
     if any(not isinstance(x, Fraction | int) or x < 0 for x in law) or sum(law) != 1:
-        raise ValueError(
-            f"the {name} law after {context} is {law}: expected Fractions >= 0 that sum to exactly 1."
-        )
+        raise ValueError(f"the {name} law after {context} is {law}: expected Fractions >= 0 that sum to exactly 1.")
     return law
 
 

@@ -99,9 +99,7 @@ def certificate(
             f"the mass pooled) have power {test.power:.3f} against total variation {test.tv}, {min_power} is "
             f"needed: draw {enough} or more (twice that in each of two samples), over fewer rare outcomes."
         )
-    return Certificate(
-        drafter, rule, sampling, test.draws, test.statistic, test.p_value, test.power, verdict, planted
-    )
+    return Certificate(drafter, rule, sampling, test.draws, test.statistic, test.p_value, test.power, verdict, planted)
 
 
 def write_certificates(path: Any, rows: Sequence[Certificate], meta: Mapping[str, Any] | None = None) -> None:
@@ -222,9 +220,7 @@ def compare_greedy(
         if position is None:
             equal += 1
             continue
-        id_a, id_b = (
-            int(t[position]) if position < t.size else -1 for t in map(np.asarray, (tokens_a, tokens_b))
-        )
+        id_a, id_b = (int(t[position]) if position < t.size else -1 for t in map(np.asarray, (tokens_a, tokens_b)))
         if -1 in (id_a, id_b):
             different.append(Divergence(row, position, id_a, id_b, gap=None))
             continue

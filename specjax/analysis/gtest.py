@@ -82,9 +82,7 @@ def g_test(
     """
     counts_k, law_k = _counts("counts", counts), np.asarray(law, np.float64)
     if law_k.shape != counts_k.shape:
-        raise ValueError(
-            f"law has shape {law_k.shape} and counts {counts_k.shape}: expected the same outcomes."
-        )
+        raise ValueError(f"law has shape {law_k.shape} and counts {counts_k.shape}: expected the same outcomes.")
     if not (law_k >= 0).all() or abs(law_k.sum() - 1) > 1e-6:
         raise ValueError(f"law sums to {law_k.sum()}: expected probabilities >= 0 that sum to 1 within 1e-6.")
     draws = int(counts_k.sum())
@@ -134,9 +132,7 @@ def g_test_two_sample(
     return GTest(statistic, dof, p_value, power, min(size_a, size_b), dof + 1, pooled_mass, tv, false_alarm)
 
 
-def g_test_power(
-    draws: float, cells: int, *, tv: float = TOTAL_VARIATION, false_alarm: float = FALSE_ALARM
-) -> float:
+def g_test_power(draws: float, cells: int, *, tv: float = TOTAL_VARIATION, false_alarm: float = FALSE_ALARM) -> float:
     """Chance that the G-test rejects a law at total variation `tv`, whichever it is.
 
     Under such a law the statistic is noncentral chi-square with noncentrality 2 n KL >= 4 n tv^2 (Pinsker's
@@ -221,9 +217,7 @@ def top_with_rest(values_v: ArrayLike, ids_k: ArrayLike) -> Array:
 def _counts(name: str, counts: ArrayLike) -> Array:
     counts_k = np.asarray(counts)
     if counts_k.ndim != 1 or not np.issubdtype(counts_k.dtype, np.integer) or (counts_k < 0).any():
-        raise ValueError(
-            f"{name} has shape {counts_k.shape}, dtype {counts_k.dtype}: expected ints >= 0, [K]."
-        )
+        raise ValueError(f"{name} has shape {counts_k.shape}, dtype {counts_k.dtype}: expected ints >= 0, [K].")
     if not counts_k.sum():
         raise ValueError(f"{name} has no draws: at least one is needed.")
     return counts_k.astype(np.int64)

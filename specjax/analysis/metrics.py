@@ -43,9 +43,7 @@ def law_overlap(p_nv: ArrayLike, q_nv: ArrayLike) -> Array:
     """
     p_nv, q_nv = _laws("p", p_nv), _laws("q", q_nv)
     if p_nv.shape != q_nv.shape:
-        raise ValueError(
-            f"p has shape {p_nv.shape} and q {q_nv.shape}: give both over the same positions and ids."
-        )
+        raise ValueError(f"p has shape {p_nv.shape} and q {q_nv.shape}: give both over the same positions and ids.")
     return np.minimum(p_nv, q_nv).sum(axis=-1)
 
 
@@ -64,9 +62,7 @@ def alpha(overlaps: ArrayLike) -> float:
         raise ValueError("alpha of no positions: at least one verified position is needed.")
     # One ulp-sized excess is rounding of a float32 sum over the vocabulary, not an error.
     if not ((values >= 0) & (values <= 1 + 1e-4)).all():
-        raise ValueError(
-            f"overlaps lie in [{values.min()}, {values.max()}]; sum of min(p, q) lies in [0, 1]."
-        )
+        raise ValueError(f"overlaps lie in [{values.min()}, {values.max()}]; sum of min(p, q) lies in [0, 1].")
     return float(np.minimum(values, 1.0).mean())
 
 
@@ -81,9 +77,7 @@ def tau_probabilistic(overlaps_ng: ArrayLike) -> float:
     """
     overlaps_ng = np.asarray(overlaps_ng, np.float64)
     if overlaps_ng.ndim != 2 or not overlaps_ng.size:
-        raise ValueError(
-            f"overlaps have shape {overlaps_ng.shape}: expected [passes, gamma], both at least 1."
-        )
+        raise ValueError(f"overlaps have shape {overlaps_ng.shape}: expected [passes, gamma], both at least 1.")
     return float(1.0 + np.cumprod(overlaps_ng, axis=1).sum(axis=1).mean())
 
 
@@ -102,9 +96,7 @@ def acceptance_rate(accepted_n: ArrayLike, gamma: ArrayLike) -> float:
     """
     accepted_n, drafted_n = _passes(accepted_n, gamma)
     if not drafted_n.sum():
-        raise ValueError(
-            "acceptance rate of passes that drafted nothing: it is undefined; leave such passes out."
-        )
+        raise ValueError("acceptance rate of passes that drafted nothing: it is undefined; leave such passes out.")
     return float(accepted_n.sum() / drafted_n.sum())
 
 
@@ -181,9 +173,7 @@ def tau(new_tokens: ArrayLike, passes: ArrayLike) -> float:
     """
     emitted, count = np.asarray(new_tokens, np.float64), np.asarray(passes, np.float64)
     if emitted.shape != count.shape or (emitted < 0).any() or (count < 0).any() or not count.sum():
-        raise ValueError(
-            f"tau of {emitted} tokens in {count} passes: expected equal shapes and at least one pass."
-        )
+        raise ValueError(f"tau of {emitted} tokens in {count} passes: expected equal shapes and at least one pass.")
     return float(emitted.sum() / count.sum())
 
 
@@ -216,9 +206,7 @@ def mbsu(tau: float, size_ratio: float, draft_passes: float) -> float:
         draft_passes: draft passes a target pass.
     """
     if not tau >= 0 or not size_ratio >= 0 or not draft_passes >= 0:
-        raise ValueError(
-            f"tau {tau}, size ratio {size_ratio}, draft passes {draft_passes}: all must be >= 0."
-        )
+        raise ValueError(f"tau {tau}, size ratio {size_ratio}, draft passes {draft_passes}: all must be >= 0.")
     return tau / (draft_passes * size_ratio + 1)
 
 
@@ -314,9 +302,7 @@ def bootstrap_interval(
     if rows_p.ndim == 0 or not len(rows_p):
         raise ValueError("bootstrap over no prompts: at least one row is needed.")
     if not 0 < confidence < 1 or resamples < 1:
-        raise ValueError(
-            f"confidence {confidence}, resamples {resamples}: expected inside (0, 1) and at least 1."
-        )
+        raise ValueError(f"confidence {confidence}, resamples {resamples}: expected inside (0, 1) and at least 1.")
     estimate = float(statistic(rows_p))
     if len(rows_p) == 1:
         return Interval(estimate, float("nan"), float("nan"))
@@ -336,22 +322,16 @@ def _laws(name: str, laws_nv: ArrayLike) -> Array:
         raise ValueError(f"{name} is a scalar: expected laws [..., V].")
     # 1e-3 admits laws kept in bfloat16-rounded float32, not logits or unnormalised weights.
     if not (laws_nv >= 0).all() or not np.allclose(laws_nv.sum(axis=-1), 1.0, atol=1e-3):
-        raise ValueError(
-            f"{name} has a row that is no law: every row must be >= 0 and sum to 1 (softmax the logits)."
-        )
+        raise ValueError(f"{name} has a row that is no law: every row must be >= 0 and sum to 1 (softmax the logits).")
     return laws_nv
 
 
 def _passes(accepted_n: ArrayLike, gamma: ArrayLike) -> tuple[Array, Array]:
     accepted_n, drafted = np.asarray(accepted_n), np.asarray(gamma)
     if accepted_n.ndim != 1 or not accepted_n.size:
-        raise ValueError(
-            f"accepted lengths have shape {accepted_n.shape}: expected [passes], at least one pass."
-        )
+        raise ValueError(f"accepted lengths have shape {accepted_n.shape}: expected [passes], at least one pass.")
     if drafted.ndim and drafted.shape != accepted_n.shape:
-        raise ValueError(
-            f"gamma has shape {drafted.shape}: expected an int or one a pass, {accepted_n.shape}."
-        )
+        raise ValueError(f"gamma has shape {drafted.shape}: expected an int or one a pass, {accepted_n.shape}.")
     drafted_n = np.broadcast_to(drafted, accepted_n.shape)
     wrong = np.flatnonzero((accepted_n < 0) | (accepted_n > drafted_n))
     if wrong.size:

@@ -69,9 +69,7 @@ def improvement_possible(alpha: float, c: float) -> bool:
     return alpha > c
 
 
-def speedup_predicted(
-    acceptance: Acceptance, gamma: int, *, draft_passes: float, c: float, t_ratio: float
-) -> float:
+def speedup_predicted(acceptance: Acceptance, gamma: int, *, draft_passes: float, c: float, t_ratio: float) -> float:
     """Predicted speedup from measured acceptance and measured costs: `E / (draft_passes * c + t_ratio)`.
 
     Args:
@@ -83,9 +81,7 @@ def speedup_predicted(
         t_ratio: t(gamma + 1) / t(1), the verifying target pass over a one-token one.
     """
     if not draft_passes >= 0 or not c >= 0 or not t_ratio > 0:
-        raise ValueError(
-            f"draft_passes {draft_passes}, c {c}, t_ratio {t_ratio}: expected >= 0, >= 0 and > 0."
-        )
+        raise ValueError(f"draft_passes {draft_passes}, c {c}, t_ratio {t_ratio}: expected >= 0, >= 0 and > 0.")
     return expected_tokens(acceptance, gamma) / (draft_passes * c + t_ratio)
 
 
@@ -130,9 +126,7 @@ def optimal_gamma(
     """
     best = GammaChoice(0, 1.0)
     for gamma in range(1, max_gamma + 1):
-        speedup = speedup_predicted(
-            acceptance, gamma, draft_passes=draft_passes(gamma), c=c, t_ratio=t_ratio(gamma)
-        )
+        speedup = speedup_predicted(acceptance, gamma, draft_passes=draft_passes(gamma), c=c, t_ratio=t_ratio(gamma))
         if speedup > best.speedup:
             best = GammaChoice(gamma, speedup)
     return best
@@ -187,9 +181,7 @@ def node_acceptance_by_rank(parents: Sequence[int], rank_acceptance: Sequence[fl
     for node, parent in enumerate(parents):
         rank = seen.get(parent, 0)
         if rank >= len(rank_acceptance):
-            raise ValueError(
-                f"node {node} is child {rank} of {parent}: the vector has {len(rank_acceptance)} ranks."
-            )
+            raise ValueError(f"node {node} is child {rank} of {parent}: the vector has {len(rank_acceptance)} ranks.")
         rates.append(float(rank_acceptance[rank]))
         seen[parent] = rank + 1
     return rates
@@ -232,9 +224,7 @@ def block_gain(p: Sequence[Any], q: Sequence[Any], gamma: int) -> Fraction:
     return (1 + block_expected_accepted(p, q, gamma)) / (1 + token_expected_accepted(p, q, gamma))
 
 
-def _expected_clipped(
-    p: Sequence[Any], q: Sequence[Any], gamma: int, clip: Callable[[Fraction], Fraction]
-) -> Fraction:
+def _expected_clipped(p: Sequence[Any], q: Sequence[Any], gamma: int, clip: Callable[[Fraction], Fraction]) -> Fraction:
     """`sum_i E_q[min(r_i, 1)]` with `r_i = clip(r_{i-1} p/q)`, merging prefixes of equal r."""
     p, q = _fractions("p", p), _fractions("q", q)
     if len(p) != len(q):
@@ -344,9 +334,7 @@ def _rates(acceptance: Acceptance, gamma: int) -> np.ndarray:
     if rates.ndim == 0:
         rates = np.full(int(gamma), float(rates))
     elif rates.ndim != 1 or rates.size < gamma:
-        raise ValueError(
-            f"acceptance has shape {rates.shape}: expected a rate, or one for each of {gamma} positions."
-        )
+        raise ValueError(f"acceptance has shape {rates.shape}: expected a rate, or one for each of {gamma} positions.")
     rates = rates[: int(gamma)]
     wrong = np.flatnonzero(~((rates >= 0) & (rates <= 1)))
     if wrong.size:

@@ -86,9 +86,7 @@ def prompt_file(path: str | os.PathLike[str]) -> tuple[Prompt, ...]:
     def parse(row: dict[str, Any], _: int) -> Prompt:
         unknown = set(row) - {"id", "category", "turns", "subcategory"}
         if unknown:
-            raise ValueError(
-                f"unknown keys {sorted(unknown)}; a row has id, category, turns and perhaps subcategory"
-            )
+            raise ValueError(f"unknown keys {sorted(unknown)}; a row has id, category, turns and perhaps subcategory")
         return Prompt(row["id"], row["category"], _turns(row), row.get("subcategory"))
 
     return _load(path, parse)
@@ -105,9 +103,7 @@ def spec_bench(path: str | os.PathLike[str]) -> tuple[Prompt, ...]:
     def parse(row: dict[str, Any], _: int) -> Prompt:
         name = row["category"]
         if name not in in_file:
-            raise ValueError(
-                f"category {name!r} is not one that Spec-Bench's file has{_did_you_mean(name, in_file)}"
-            )
+            raise ValueError(f"category {name!r} is not one that Spec-Bench's file has{_did_you_mean(name, in_file)}")
         if name in MT_BENCH_CATEGORIES:
             return Prompt(f"spec_bench/{row['question_id']}", "mt_bench", _turns(row), name)
         return Prompt(f"spec_bench/{row['question_id']}", name, _turns(row))
@@ -192,9 +188,7 @@ FORMATS: dict[str, Callable[[str | os.PathLike[str]], tuple[Prompt, ...]]] = {
 }
 
 
-def load_prompts(
-    name_or_path: str | os.PathLike[str], limit_per_category: int | None = None
-) -> tuple[Prompt, ...]:
+def load_prompts(name_or_path: str | os.PathLike[str], limit_per_category: int | None = None) -> tuple[Prompt, ...]:
     """Loads prompts by one string, as a config or a command line gives it.
 
     Args:
@@ -209,9 +203,7 @@ def load_prompts(
       FileNotFoundError: no such file.
     """
     if limit_per_category is not None and limit_per_category < 1:
-        raise ValueError(
-            f"limit_per_category must be 1 or more, or None for all prompts; got {limit_per_category}"
-        )
+        raise ValueError(f"limit_per_category must be 1 or more, or None for all prompts; got {limit_per_category}")
     prompts = _by_name(os.fspath(name_or_path))
     if limit_per_category is None:
         return prompts
@@ -252,9 +244,7 @@ def _load(path: str | os.PathLike[str], parse: Callable[[dict[str, Any], int], P
                 raise ValueError(f"expected a JSON object, got {line.strip()[:60]!r}")
             prompt = parse(row, number)
         except KeyError as error:
-            raise ValueError(
-                f"{where}: the row has no {error.args[0]!r}; its keys are {sorted(row)}"
-            ) from error
+            raise ValueError(f"{where}: the row has no {error.args[0]!r}; its keys are {sorted(row)}") from error
         except (ValueError, TypeError) as error:  # JSONDecodeError is a ValueError
             raise ValueError(f"{where}: {error}") from error
         if prompt.id in prompts:
@@ -269,9 +259,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """Number (from 1) and text of every line that is not blank; `.gz` is unpacked."""
     file = epath.Path(path)
     if not file.is_file():
-        raise FileNotFoundError(
-            f"no prompt file at {os.fspath(path)!r}: expected the path of a JSON-lines file"
-        )
+        raise FileNotFoundError(f"no prompt file at {os.fspath(path)!r}: expected the path of a JSON-lines file")
     data = file.read_bytes()
     try:
         text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
@@ -295,9 +283,7 @@ def _keep_categories(prompts: tuple[Prompt, ...], categories: Sequence[str]) -> 
     """The prompts of these categories."""
     known = tuple(dict.fromkeys(prompt.category for prompt in prompts))
     if isinstance(categories, str) or not categories:
-        raise ValueError(
-            f"categories must be a list of one or more of {', '.join(known)}; got {categories!r}"
-        )
+        raise ValueError(f"categories must be a list of one or more of {', '.join(known)}; got {categories!r}")
     for category in categories:
         if category not in known:
             raise ValueError(f"no prompts of category {category!r}{_did_you_mean(category, known)}")
