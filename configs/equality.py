@@ -9,7 +9,7 @@ prompts of each category and 16 tokens.
 from ml_collections import config_dict
 
 # The zoo entry, or the path of a trained drafter, of the row `draft`; empty leaves the row out.
-DRAFT = ""
+DRAFT = "smollm2-135m-distilled"
 
 
 def get_config(arg: str | None = None) -> config_dict.ConfigDict:

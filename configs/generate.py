@@ -7,7 +7,7 @@ drafter or of a model with the target's vocabulary.
 from ml_collections import config_dict
 
 # What drafts when nothing is said.
-DRAFT = "lookup"
+DRAFT = "smollm2-135m-distilled"
 
 
 def get_config(arg: str = DRAFT) -> config_dict.ConfigDict:

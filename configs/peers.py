@@ -9,7 +9,7 @@ time. Needs torch: pip install 'specjax[torch]'. The argument `quick` takes 2 pr
 from ml_collections import config_dict
 
 # The zoo entry, or the path of a trained drafter, of the row `draft`; empty leaves the row out.
-DRAFT = ""
+DRAFT = "smollm2-135m-distilled"
 
 
 def get_config(arg: str | None = None) -> config_dict.ConfigDict:

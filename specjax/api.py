@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import jax
 
 from specjax import build, checkpoints, decoding
 from specjax.build import Drafting
 from specjax.checkpoints import drafters
 from specjax.decoding import Completion, Request, make_sampling
-from specjax.models import Target
+from specjax.models import Target, pack
+
+_PACKED: weakref.WeakKeyDictionary[Target | Drafting, Any] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +145,17 @@ def _loop(
         [r.top_p for r in requests],
         [r.min_p for r in requests],
     )
-    return build.make_loop(target, drafting, sampling, rule=rule)
+    loop, weights = build.make_loop(target, drafting, sampling, rule=rule)
+    if jax.default_backend() != "cpu":
+        return loop, weights
+    return loop, dataclasses.replace(weights, target=_packed(target), drafter=_packed(drafting))
+
+
+def _packed(owner: Target | Drafting) -> Any:
+    """Parameters laid out for a few rows on a CPU, once for each loaded model."""
+    if owner not in _PACKED:
+        _PACKED[owner] = pack(owner.params)
+    return _PACKED[owner]
 
 
 def _text(target: Target, completion: Completion) -> str:
