@@ -84,8 +84,8 @@ def param_shardings(
     """Where parameters lie: a tree of `NamedSharding` like `params`.
 
     An optimizer state is taken as well: its moments end in the paths of the parameters. A leaf with fewer dimensions
-    than its role (a count, a factored moment) is whole everywhere. A drafter that is small beside its target is best
-    whole everywhere too: preset `dp`.
+    than its role, or of one element (a count, a factored moment), is whole everywhere. A drafter that is small beside
+    its target is best whole everywhere too: preset `dp`.
 
     Args:
         params: arrays or `ShapeDtypeStruct`s; kernels `[in, out]`, embeddings `[V, d]`.
@@ -101,7 +101,7 @@ def param_shardings(
 
     def leaf(keys: tuple[Any, ...], x: Any) -> NamedSharding:
         path, shape = _path(keys), np.shape(x)
-        dims = _dims(path, shape, (*roles, *ROLES), misfits) if rules else ()
+        dims = _dims(path, shape, (*roles, *ROLES), misfits) if rules and math.prod(shape) > 1 else ()
         pairs = zip(dims, shape, strict=bool(dims))
         return NamedSharding(mesh, _spec([_axis(path, d, n, head_dim, rules, sizes, misfits) for d, n in pairs], sizes))
 
