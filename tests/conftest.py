@@ -56,17 +56,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     data = data_directory()
     if data is None:
-        raise pytest.UsageError(
-            "--pitfalls reads PITFALLS.md beside the directory that SPECJAX_DATA names: set it"
-        )
+        raise pytest.UsageError("--pitfalls reads PITFALLS.md beside the directory that SPECJAX_DATA names: set it")
     listing = data.resolve().parent / "PITFALLS.md"
     if not listing.is_file():
         raise pytest.UsageError(f"--pitfalls found no {listing}")
     marks = {
-        thread: item.nodeid
-        for item in session.items
-        for mark in item.iter_markers("pitfall")
-        for thread in mark.args
+        thread: item.nodeid for item in session.items for mark in item.iter_markers("pitfall") for thread in mark.args
     }
     report = pitfalls.coverage(pitfalls.parse(listing.read_text(encoding="utf-8")), marks)
     print("\n" + report.text())

@@ -194,13 +194,9 @@ import tokenizers, transformers
 transformers.PreTrainedTokenizerFast
 print(len(names))
 """
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=300
-    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert run.returncode == 0, run.stderr
-    assert int(run.stdout.split()[-1]) >= len(
-        [path for path in sources("specjax") if path.name != "__init__.py"]
-    )
+    assert int(run.stdout.split()[-1]) >= len([path for path in sources("specjax") if path.name != "__init__.py"])
 
 
 def test_only_build_reads_configs_and_only_start_up_reads_the_environment() -> None:

@@ -94,9 +94,7 @@ def test_data_files_are_packaged(tmp_path: Path) -> None:
 
 def test_files_have_one_subject() -> None:
     paths = sources("specjax", "experiments", "configs", "tests")
-    long = {
-        str(path.relative_to(ROOT)): n for path in paths if (n := len(read(str(path)).splitlines())) > 450
-    }
+    long = {str(path.relative_to(ROOT)): n for path in paths if (n := len(read(str(path)).splitlines())) > 450}
     assert long == {}, "about 400 lines a file at most: split by subject"
 
 
@@ -106,9 +104,7 @@ def test_no_path_of_a_machine() -> None:
     for path in tracked():
         if path.suffix in (".safetensors", ".npz", ".gz", ".png") or path == Path(__file__).resolve():
             continue
-        for number, line in enumerate(
-            path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1
-        ):
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
             if pattern.search(line):
                 found.append(f"{path.relative_to(ROOT)}, line {number}: {line.strip()[:80]}")
     assert found == []
@@ -119,9 +115,7 @@ def test_make_targets_that_are_named_exist(document: str) -> None:
     targets = set(re.findall(r"^([a-z][\w-]*):", read("Makefile"), flags=re.MULTILINE))
     named = {
         word
-        for words in re.findall(
-            r"(?:^|`)make ((?:[a-z][\w-]*)(?: [a-z][\w-]*)*)", read(document), flags=re.MULTILINE
-        )
+        for words in re.findall(r"(?:^|`)make ((?:[a-z][\w-]*)(?: [a-z][\w-]*)*)", read(document), flags=re.MULTILINE)
         for word in words.split()
     }
     assert named and named <= targets
@@ -138,9 +132,7 @@ def test_commands_that_are_named_exist() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_files_that_are_named_exist(document: str) -> None:
-    named = set(
-        re.findall(r"\b((?:specjax|tests|configs|experiments)(?:/\w+)+(?:\.py)?)\b(?!/<)", read(document))
-    )
+    named = set(re.findall(r"\b((?:specjax|tests|configs|experiments)(?:/\w+)+(?:\.py)?)\b(?!/<)", read(document)))
     named = {name for name in named if f"{name}/<" not in read(document)}
     assert named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

@@ -222,4 +222,5 @@ def _sampling(requests: Sequence[Request]) -> Sampling:
 
 
 def _with_statics(state: DecodeState, like: Sampling) -> DecodeState:
-    return state.replace(sampling=state.sampling.replace(greedy=like.greedy, warps=like.warps))
+    sampling = dataclasses.replace(state.sampling, greedy=like.greedy, warps=like.warps)
+    return dataclasses.replace(state, sampling=sampling)

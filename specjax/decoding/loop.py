@@ -180,7 +180,7 @@ class Loop:
                 fault=jnp.where(fault, prompt_length - 1, -1),
                 request=request,
                 sampling=sampling,
-                cache=cache.replace(length=prompt_length),
+                cache=dataclasses.replace(cache, length=prompt_length),
                 drafter=state,
                 statistics=init_statistics(batch, self.drafter.depth),
             )
@@ -198,8 +198,9 @@ class Loop:
             weights.drafter, weights.tables, target, state.cache, state.drafter, state.context, keys
         )
         scores, cache = score(target, cache, draft, state.context, self.drafter.taps)
+        assert self.rule is not None, "only a prefill does without a rule"
         verdict = self.rule.verify(draft, scores, state.sampling, keys)
-        state = state.replace(cache=cache, drafter=drafter_state)
+        state = dataclasses.replace(state, cache=cache, drafter=drafter_state)
         return spread_rows(self._commit(target, weights, state, draft, scores, verdict))
 
     def _commit(
@@ -229,13 +230,14 @@ class Loop:
         drafter_state = self.drafter.commit(
             weights.drafter, weights.tables, target, state.drafter, state.context, draft, scores, verdict
         )
-        return state.replace(
+        return dataclasses.replace(
+            state,
             tokens=_write_block(state.tokens, block, state.length, count),
             length=length,
             done=finish != RUNNING,
             finish=finish,
             fault=jnp.where(faulty, _fault_position(state.length, scores, verdict), state.fault),
-            cache=cache.replace(length=length - 1),
+            cache=dataclasses.replace(cache, length=length - 1),
             drafter=drafter_state,
             statistics=state.statistics.add(verdict, count, active),
         )

@@ -69,7 +69,7 @@ class PromptLookup(Stateless):
         inside = slots < context.length[:, None]
         picked = jnp.take_along_axis(context.tokens, jnp.minimum(slots, context.tokens.shape[1] - 1), axis=1)
         draft = chain(picked, laws=None)
-        return draft.replace(valid=found_b[:, None] & inside), state, cache
+        return dataclasses.replace(draft, valid=found_b[:, None] & inside), state, cache
 
 
 def find_continuation(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -97,4 +99,5 @@ def compact(cache: KVCache, path_bd: jax.Array) -> KVCache:
         kept = jnp.take_along_axis(buffer, slots_bd[:, :, None, None], axis=1)
         return write_rows(buffer, kept, first_b)
 
-    return cache.replace(layers=tuple(LayerCache(move(x.k), move(x.v)) for x in cache.layers))
+    layers = tuple(LayerCache(move(x.k), move(x.v)) for x in cache.layers)
+    return dataclasses.replace(cache, layers=layers)

@@ -6,6 +6,7 @@ again inside a trace (`merge`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -182,7 +183,7 @@ class Decoder(nnx.Module):
             return cached_attention(q, layers[i], view, self.config.windows[i], self.config.attention_softcap)
 
         out = self._run(inputs, view.positions, attend, start, stop, skip, taps)
-        return out, cache.replace(layers=tuple(layers))
+        return out, dataclasses.replace(cache, layers=tuple(layers))
 
     def full(
         self,

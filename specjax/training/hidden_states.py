@@ -247,8 +247,8 @@ class HiddenStates:
 
     def predicted_tokens(self) -> int:
         """Positions that carry loss, over all rows at hand."""
-        fields = ("tokens", "positions", "segments", "response")
-        return sum(int(Batch(*(s[f] for f in fields)).predicts.sum()) for s in self._shards)
+        batches = (Batch(s["tokens"], s["positions"], s["segments"], s["response"]) for s in self._shards)
+        return sum(int(batch.predicts.sum()) for batch in batches)
 
 
 def _open_shard(path: Path, verify: bool) -> dict[str, np.ndarray]:

@@ -73,9 +73,7 @@ def test_power_is_a_lower_bound_over_alternatives():
         other = law + move * 0.05 / np.abs(move).sum() * 2
         if (other < 0).any():
             continue
-        caught = np.mean(
-            [analysis.g_test(c, law, tv=0.05).rejected for c in rng.multinomial(8000, other, size=500)]
-        )
+        caught = np.mean([analysis.g_test(c, law, tv=0.05).rejected for c in rng.multinomial(8000, other, size=500)])
         assert caught >= analysis.g_test_power(8000, 16, tv=0.05) - 0.05
 
 

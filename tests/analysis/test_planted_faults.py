@@ -32,11 +32,7 @@ def tv_of_one_step(rule_after, draws, target, context) -> Fraction:
     """Deviation of the next two tokens: a step by `rule_after(context)`, the target where that emits one."""
     law: dict = {}
     for tokens, mass in analysis.enumerate_step(rule_after(context), target, draws, context).emitted.items():
-        tails = (
-            {(): Fraction(1)}
-            if len(tokens) >= 2
-            else {(x,): m for x, m in enumerate(target((*context, *tokens)))}
-        )
+        tails = {(): Fraction(1)} if len(tokens) >= 2 else {(x,): m for x, m in enumerate(target((*context, *tokens)))}
         for tail, chance in tails.items():
             key = (*tokens, *tail)[:2]
             law[key] = law.get(key, 0) + mass * chance
@@ -112,9 +108,7 @@ def soft_argmax(context, tree):
     return replace(tree, laws=tuple(Q(context + suffix_to(tree, parent)) for parent in tree.parents))
 
 
-ARGMAX = analysis.fixed_draws(
-    lambda context, rank: max(range(V), key=lambda x: (Q(context)[x], -x)), CHAIN, V
-)
+ARGMAX = analysis.fixed_draws(lambda context, rank: max(range(V), key=lambda x: (Q(context)[x], -x)), CHAIN, V)
 PERMUTATION = (2, 0, 1)
 
 
@@ -382,18 +376,12 @@ def block_step(draft, target, floor):
         if i == gamma:
             passes, law = p_bar[i], laws[i]
         else:
-            left = tuple(
-                max(p_bar[i] * a - b, Fraction(0)) for a, b in zip(laws[i], draft.laws[i], strict=True)
-            )
+            left = tuple(max(p_bar[i] * a - b, Fraction(0)) for a, b in zip(laws[i], draft.laws[i], strict=True))
             total = sum(left)
             passes = total / (total + 1 - p_bar[i]) if total + 1 - p_bar[i] else Fraction(1)
             law = normalised(left) if total else laws[i]
         if i:
-            chance = (
-                max(passes - floor[i - 1], Fraction(0)) / (1 - floor[i - 1])
-                if floor[i - 1] < 1
-                else Fraction(0)
-            )
+            chance = max(passes - floor[i - 1], Fraction(0)) / (1 - floor[i - 1]) if floor[i - 1] < 1 else Fraction(0)
         else:
             chance = Fraction(1)
         # Keeping i tokens and adding one moves the next step's position m to i + 1 + m here.

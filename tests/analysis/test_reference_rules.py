@@ -33,11 +33,7 @@ def test_every_rule_is_lossless_on_chains(rule, seed):
 @pytest.mark.parametrize("tree", sorted(TREES))
 @pytest.mark.parametrize(
     ("rule", "siblings"),
-    [
-        (rule, kind)
-        for rule in ("recursive", "one_hot", "traversal")
-        for kind in ("iid", "without_replacement")
-    ]
+    [(rule, kind) for rule in ("recursive", "one_hot", "traversal") for kind in ("iid", "without_replacement")]
     + [("k_seq", "iid")],
 )
 def test_tree_rules_are_lossless(rule, siblings, tree):
@@ -65,9 +61,7 @@ def test_recursive_with_one_hot_laws_is_the_one_hot_rule():
     target, draft = random_table("p", 3, positive=True), random_table("q", 3)
     draws = analysis.fixed_draws(lambda context, rank: ranked(draft(context))[rank], TREES["binary"], 3)
     for context in ((), (1,), (2, 0)):
-        steps = [
-            analysis.enumerate_step(RULES[rule], target, draws, context) for rule in ("recursive", "one_hot")
-        ]
+        steps = [analysis.enumerate_step(RULES[rule], target, draws, context) for rule in ("recursive", "one_hot")]
         assert steps[0] == steps[1]
 
 
@@ -168,9 +162,7 @@ def test_k_seq_rho_solves_its_equation():
         # The acceptance it gives: 1 - (1 - beta)^k, at least (1 - 1/e) of the k-fold overlap's bound.
         draws = analysis.sampled_draws(lambda context: q, (-1,) * k)
         assert accepted("k_seq", lambda context: p, draws) == 1 - (1 - beta) ** k
-        assert 1 - (1 - beta) ** k >= Fraction(632, 1000) * sum(
-            min(a, k * b) for a, b in zip(p, q, strict=True)
-        )
+        assert 1 - (1 - beta) ** k >= Fraction(632, 1000) * sum(min(a, k * b) for a, b in zip(p, q, strict=True))
 
 
 def test_a_step_longer_than_the_horizon_is_cut():

@@ -40,9 +40,7 @@ def test_expected_tokens():
 def test_expected_tokens_from_measured_positions_is_the_measured_tau():
     accepted = np.random.default_rng(0).integers(0, 5, 200)
     conditional = analysis.acceptance_by_position(accepted, 4).conditional
-    assert analysis.expected_tokens(conditional, 4) == pytest.approx(
-        analysis.mean_acceptance_length(accepted)
-    )
+    assert analysis.expected_tokens(conditional, 4) == pytest.approx(analysis.mean_acceptance_length(accepted))
 
 
 def test_operations():
@@ -66,9 +64,7 @@ def test_predicted_speedup_charges_the_passes_it_is_told():
     extra = analysis.speedup_predicted(0.8, 4, draft_passes=5, c=0.1, t_ratio=1.25)
     assert plain == pytest.approx(expected / (4 * 0.1 + 1.25))
     assert extra == pytest.approx(expected / (5 * 0.1 + 1.25))
-    assert analysis.speedup_predicted(0.8, 4, draft_passes=0, c=0.1, t_ratio=1.25) == pytest.approx(
-        expected / 1.25
-    )
+    assert analysis.speedup_predicted(0.8, 4, draft_passes=0, c=0.1, t_ratio=1.25) == pytest.approx(expected / 1.25)
 
 
 def test_break_even_cost_gives_the_speedup_it_was_asked_for():
@@ -172,9 +168,7 @@ def test_batch_break_even():
     # Weights stop being the bottleneck of the five-token pass at batch 20, of the one-token pass at 100.
     assert 20 < limit < 100
     assert (
-        analysis.batch_speedup(0.8, 4, batch=limit, **kw)
-        > 1
-        >= analysis.batch_speedup(0.8, 4, batch=limit + 1, **kw)
+        analysis.batch_speedup(0.8, 4, batch=limit, **kw) > 1 >= analysis.batch_speedup(0.8, 4, batch=limit + 1, **kw)
     )
     assert analysis.batch_break_even(0.0, 4, **kw) == 0
     assert analysis.batch_break_even(0.8, 4, max_batch=8, **kw) == 8

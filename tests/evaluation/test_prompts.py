@@ -15,9 +15,7 @@ CATEGORIES = (
 
 
 def write_rows(path: Path, *rows: object) -> Path:
-    path.write_text(
-        "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows), encoding="utf-8"
-    )
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
@@ -115,9 +113,7 @@ def test_load_prompts_by_name(data_dir: Path, tmp_path: Path) -> None:
     ten = P.load_prompts(f"spec_bench:{path}", limit_per_category=10)
     assert Counter(prompt.category for prompt in ten) == dict.fromkeys(P.SPEC_BENCH_CATEGORIES, 10)
     assert ten[0] == P.spec_bench(path)[0]
-    own = write_rows(
-        tmp_path / "own.jsonl", {"id": "a", "category": "law", "turns": ["What is\u2028a tort?"]}, "\n"
-    )
+    own = write_rows(tmp_path / "own.jsonl", {"id": "a", "category": "law", "turns": ["What is\u2028a tort?"]}, "\n")
     assert P.load_prompts(own) == (P.Prompt("a", "law", ("What is\u2028a tort?",)),)
 
 

@@ -159,12 +159,12 @@ def test_teacher_forced_acceptance_is_what_the_loop_accepts(target):
     document = Document(np.asarray([*prompt, *text.tokens], np.int32), len(prompt))
     batch = jax.tree.map(jnp.asarray, lay_out([[document]], 128))
     state = fit.init()
-    for _ in range(12):
+    for _ in range(2):  # Enough to agree often, not always.
         state, _ = fit.step(state, batch)
     network, hidden = fit.objective.student.hidden(state.params, common.network(target), fit.tables["vocab"], batch)
     hits = np.asarray(first_choice(jax.nn.log_softmax(network.logits(hidden), -1), labels(batch, fit.tables["vocab"])))
     agrees = hits[0, len(prompt) - 1 : len(document.tokens) - 1].astype(bool)
-    assert 0.2 < agrees.mean() < 0.95
+    assert 0.1 < agrees.mean() < 0.97
 
     length, accepted = 1, np.zeros(depth + 1, int)
     while length < budget:
