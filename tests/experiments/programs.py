@@ -14,9 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 # Each case runs as a fork, made before JAX has started anything, with its output in files of its own. The module is
 # run as the program: its last lines, under `if __name__ == "__main__"`, are what is tested.
 DRIVER = """
-import json, os, runpy, sys
-import experiments._main, specjax.build
+import ast, importlib.util, json, os, runpy, sys
 module, folder, cases = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+# What the program imports, but not the program, which defines flags.
+source = open(importlib.util.find_spec(module).origin).read()
+imports = [node for node in ast.parse(source).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+exec(compile(ast.Module(imports, []), module, "exec"))
 for number, arguments in enumerate(cases):
     child = os.fork()
     if not child:

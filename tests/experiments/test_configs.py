@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specjax import build
+from specjax.checkpoints import drafters
 
 ARGUMENTS = {
     "quickstart": ("", "quick", "full", "full,quick"),
@@ -51,4 +52,9 @@ def test_generate_takes_any_drafter() -> None:
     assert load("generate", "plain").drafter.name == "autoregressive"
     assert load("generate", "lookup").drafter.name == "prompt_lookup"
     assert load("generate", "some/draft").drafter.source == "some/draft"
-    assert load("generate").drafter.name in build.DRAFTERS
+
+
+@pytest.mark.parametrize("name", ["quickstart", "peers", "equality"])
+def test_the_draft_that_is_measured_ships(name: str) -> None:
+    assert load(name).rows.draft.source in drafters.zoo_entries()
+    assert load("generate").drafter.source == load(name).rows.draft.source

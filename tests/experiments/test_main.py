@@ -51,6 +51,7 @@ def test_of_a_config_file_that_raised_only_the_message_is_kept() -> None:
 
 def test_benchmark_refuses(tiny: Path, tmp_path: Path) -> None:
     model = f"--config.target.source={tiny}/target"
+    plain = "--config.only=autoregressive"
     run = f"--workdir={tmp_path}/run"
     (tmp_path / "file").write_text("")
     (tmp_path / "empty.jsonl").write_text('{"id": "a", "category": "b", "turns": [""]}\n')
@@ -71,10 +72,11 @@ def test_benchmark_refuses(tiny: Path, tmp_path: Path) -> None:
         ([run, "--config.prompts=spec_bench:$SPECJAX_DATA/q.jsonl"], "SPECJAX_DATA"),
         ([f"--workdir={tmp_path}/file/run"], "cannot be written"),
         ([run, "--config.target.source=smollm"], "no such model: 'smollm'; did you mean 'smollm2'?"),
-        ([run, model, f"--config.prompts={long}"], "prompt 0 has 10"),
+        ([run, model, plain, f"--config.prompts={long}"], "prompt 0 has 10"),
         ([run, model, "--config.only=drft"], "only names 'drft'"),
+        ([run, model], "smollm2-135m-distilled"),  # a draft for another target
         ([run, model, f"--config.rows.draft.source={tmp_path}/nowhere"], "no such model"),
-        ([run, model, "--config.layout=blocked"], "layout='blocked'"),
+        ([run, model, plain, "--config.layout=blocked"], "layout='blocked'"),
         ([run, "stray"], "unexpected argument 'stray'"),
     ]
     outcomes = run_all("experiments.benchmark", [arguments for arguments, _ in cases], tmp_path)
@@ -94,7 +96,7 @@ def test_generate_refuses(tiny: Path, tmp_path: Path) -> None:
         (["--prompt=x", "--config.temperature=-1"], "temperature=-1.0"),
         (["--prompt=x", "--config.tempreature=1"], "did you mean 'temperature'?"),
         (["--prompt=x", f"--config=configs/generate.py:{tmp_path}/nowhere", model], "no such model"),
-        ([f"--prompt={'word ' * 1000}", model], "the model's context is 4096"),
+        ([f"--prompt={'word ' * 1000}", "--config=configs/generate.py:plain", model], "the model's context is 4096"),
     ]
     outcomes = run_all("experiments.generate", [arguments for arguments, _ in cases], tmp_path)
     for (arguments, says), outcome in zip(cases, outcomes, strict=True):
