@@ -52,17 +52,17 @@ class Lineup:
 
     @property
     def left_out(self) -> list[str]:
-        """Rows that name no source yet."""
-        return [label for label, row in self.rows.items() if row.get("source") == ""]
+        """Rows that would take part, but name no source yet."""
+        return [label for label, row in self._chosen.items() if row.get("source") == ""]
 
     @property
     def kept(self) -> dict[str, dict[str, Any]]:
         """The rows that take part."""
-        return {
-            label: dict(row)
-            for label, row in self.rows.items()
-            if label not in self.left_out and (not self.only or label in self.only)
-        }
+        return {label: dict(row) for label, row in self._chosen.items() if label not in self.left_out}
+
+    @property
+    def _chosen(self) -> dict[str, Mapping[str, Any]]:
+        return {label: row for label, row in self.rows.items() if not self.only or label in self.only}
 
 
 def enlist(

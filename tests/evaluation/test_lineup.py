@@ -51,7 +51,8 @@ def test_rows_without_a_source_are_left_out_and_named() -> None:
     lineup = Lineup(rows=ROWS)
     assert lineup.left_out == ["draft"]
     assert list(lineup.kept) == ["autoregressive", "lookup"]
-    assert list(dataclasses.replace(lineup, only=("lookup",)).kept) == ["lookup"]
+    narrow = dataclasses.replace(lineup, only=("lookup",))
+    assert list(narrow.kept) == ["lookup"] and narrow.left_out == []
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_the_report_shows_coloured_text(run: Path) -> None:
 
 
 def test_rows_without_a_source_are_announced(tiny: Path, in_workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"rows.draft.source": "", "only": ("autoregressive",), "max_prompts": 1, "coloured_texts": 0}
+    options = {"rows.draft.source": "", "only": ("autoregressive", "draft"), "max_prompts": 1, "coloured_texts": 0}
     benchmark.main(tiny_config(tiny, **options))
     assert "row 'draft' is left out: set --config.rows.draft.source" in capsys.readouterr().out
     rows = json.loads((in_workdir / "results.json").read_text())["rows"]

@@ -49,7 +49,8 @@ def test_of_a_config_file_that_raised_only_the_message_is_kept() -> None:
     assert _main.one_line(ValueError(text)) == "unknown argument 'y'"
 
 
-def test_benchmark_refuses(tiny: Path, tmp_path: Path) -> None:
+def test_benchmark_refuses(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECJAX_DATA", raising=False)
     model = f"--config.target.source={tiny}/target"
     plain = "--config.only=autoregressive"
     run = f"--workdir={tmp_path}/run"
