@@ -57,7 +57,7 @@ def unconditional_q(keys, sampling):
 def dropped_when_unlikely(keys, sampling):
     """A drawn token is thrown away because its own q is low."""
     draft = tree_draft("iid")(keys, sampling)
-    likely = jnp.asarray(DRAFTED, jnp.float32)[ROOT][draft.tokens] > 0.2
+    likely = jnp.asarray(DRAFTED, jnp.float32)[ROOT][draft.tokens] > 0.3
     return draft.replace(valid=draft.valid & likely.at[:, 3].set(True))
 
 

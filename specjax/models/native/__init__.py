@@ -17,7 +17,7 @@ import jax.numpy as jnp
 SOURCE = Path(__file__).with_name("skinny_matmul.cc")
 CACHE = Path("~/.cache/specjax/native")
 TARGET = "specjax_skinny_matmul"
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-fPIC", "-shared")
 
 
 def compiler() -> str | None:
