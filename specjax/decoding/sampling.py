@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 # Purposes of a key. Never one uniform for two purposes.
-DRAFT, ACCEPT, RESIDUAL, SAMPLE, CHOOSE = range(5)
+DRAFT, ACCEPT, RESIDUAL, SAMPLE = range(4)
 
 
 @flax.struct.dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specjax.decoding.draft import Draft
 from specjax.models import View, causal_view
@@ -71,18 +70,3 @@ def chain(tokens_bn: jax.Array, *, laws: jax.Array | None, vocab: jax.Array | No
         vocab=vocab,
         is_chain=True,
     )
-
-
-def check_parents(parents: np.ndarray, depth: int) -> None:
-    """Checks a static tree on the host.
-
-    Raises:
-        ValueError: a parent that does not precede its child (which rules out cycles), or a path longer than `depth`.
-    """
-    level = np.zeros(len(parents), int)
-    for i, parent in enumerate(parents):
-        if not -1 <= parent < i:
-            raise ValueError(f"node {i} has parent {parent}; expected -1 (the root) or an earlier node 0..{i - 1}")
-        level[i] = 1 + (level[parent] if parent >= 0 else 0)
-        if level[i] > depth:
-            raise ValueError(f"node {i} lies at depth {level[i]}, beyond the drafter's depth {depth}")

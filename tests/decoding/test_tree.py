@@ -2,10 +2,9 @@
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from specjax.decoding import Draft
-from specjax.decoding.tree import ancestors, chain, check_parents, depths, draft_view, pointers
+from specjax.decoding.tree import ancestors, chain, depths, draft_view, pointers
 
 # 0 and 3 under the root, 1 and 4 under 0, 2 under 1
 PARENTS = jnp.asarray([[-1, 0, 1, -1, 0]], jnp.int32)
@@ -45,17 +44,3 @@ def test_pointers_keep_order_and_leave_invalid_nodes_out():
     first, following = pointers(draft((True, False, True, True, True)))
     np.testing.assert_array_equal(first[0], [0, 4, 2, -1, -1, -1])
     np.testing.assert_array_equal(following[0], [3, -1, -1, -1, -1])
-
-
-@pytest.mark.parametrize(
-    "parents, depth, message",
-    [
-        ([-1, 2, 1], 4, "node 1 has parent 2"),
-        ([-1, 1], 4, "node 1 has parent 1"),
-        ([-2], 4, "node 0 has parent -2"),
-        ([-1, 0, 1], 2, "node 2 lies at depth 3, beyond the drafter's depth 2"),
-    ],
-)
-def test_bad_trees_are_named(parents, depth, message):
-    with pytest.raises(ValueError, match=message):
-        check_parents(np.asarray(parents), depth)
