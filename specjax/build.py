@@ -1,7 +1,7 @@
 """From names and configs to objects: the only file of the library that reads a ConfigDict.
 
-The registries are plain dicts from a name to a maker. A name of the form `package.module:maker` reaches a user's own
-code without an entry here.
+Names are looked up in the registries beside the methods (`specjax.drafting.registry`, `specjax.verification.registry`,
+`specjax.training.objectives.registry`). A name of the form `package.module:maker` reaches a user's own code.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import ml_collections
 from etils import epath
 from ml_collections import config_dict
@@ -25,7 +24,7 @@ from specjax.checkpoints import drafters
 from specjax.checkpoints.rundir import RunDirectory
 from specjax.checkpoints.train_state import run_params
 from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights, make_sampling
-from specjax.drafting import Autoregressive, DraftModel, PromptLookup
+from specjax.drafting.registry import DRAFTERS, Drafting
 from specjax.evaluation.benchmark import Settings
 from specjax.evaluation.contenders import Contender
 from specjax.evaluation.lineup import Lineup, enlist
@@ -33,7 +32,6 @@ from specjax.models import Target, pack
 from specjax.training import (
     Document,
     HiddenStates,
-    Objective,
     OptimizerConfig,
     Source,
     StoreConfig,
@@ -41,74 +39,8 @@ from specjax.training import (
     TrainerConfig,
 )
 from specjax.training.data import answers_at, draft_vocabulary, text_rows
-from specjax.training.draft import Student
-from specjax.training.objectives import Distill, LanguageModel
-from specjax.verification import Greedy, OneHot, Recursive
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Drafting:
-    """A drafter with its arrays.
-
-    Attributes:
-        name: registry name, for reports.
-        drafter: the method.
-        params: trained parameters.
-        tables: arrays that are not trained.
-    """
-
-    name: str
-    drafter: Drafter
-    params: Any
-    tables: Any
-
-    @property
-    def param_bytes(self) -> int:
-        """Bytes of parameters and tables that the drafter adds to the target."""
-        return sum(x.nbytes for x in jax.tree.leaves((self.params, self.tables)))
-
-
-def _autoregressive(target: Target) -> Drafting:
-    del target
-    return Drafting("autoregressive", Autoregressive(), {}, {})
-
-
-def _prompt_lookup(target: Target, **options: Any) -> Drafting:
-    del target
-    return Drafting("prompt_lookup", PromptLookup(**options), {}, {})
-
-
-def _draft_model(target: Target, source: str, num_nodes: int = 4) -> Drafting:
-    """A zoo entry or saved drafter, or any model that `load_target` reads whose vocabulary is the target's."""
-    if drafters.is_drafter(source):
-        loaded = drafters.load_drafter(source, target)
-        # The shared head is among the parameters by now; the embedding stays the target's.
-        drafter = DraftModel(loaded.config, num_nodes, shares=tuple(s for s in loaded.shares if s == "embed"))
-        return Drafting("draft_model", drafter, loaded.params, loaded.tables)
-    draft = checkpoints.load_target(source, dtype=target.config.dtype)
-    mine, theirs = target.tokenizer.fingerprint(), draft.tokenizer.fingerprint()
-    if mine != theirs or draft.config.head_size != target.config.head_size:
-        raise ValueError(
-            f"draft {source!r} and target {target.name!r} do not share a vocabulary (fingerprints {theirs} and {mine}, "
-            f"{draft.config.head_size} and {target.config.head_size} ids); choose a draft of the same family"
-        )
-    return Drafting("draft_model", DraftModel(draft.config, num_nodes), draft.params, {})
-
-
-# name -> maker(target, **options)
-DRAFTERS: dict[str, Callable[..., Drafting]] = {
-    "autoregressive": _autoregressive,
-    "draft_model": _draft_model,
-    "prompt_lookup": _prompt_lookup,
-}
-
-# name -> maker(depth)
-RULES: dict[str, Callable[[int], Rule]] = {
-    "greedy": Greedy,
-    "one_hot": OneHot,
-    "recursive": Recursive,
-    "speculative": Recursive,
-}
+from specjax.training.objectives.registry import OBJECTIVES
+from specjax.verification.registry import RULES
 
 
 def lookup(registry: Mapping[str, Any], name: str, what: str) -> Any:
@@ -284,22 +216,6 @@ def _literal(text: str) -> Any:
 # ---- Training ----
 
 
-def _student(target: Target, options: dict[str, Any]) -> Student:
-    return Student(target.config, tuple(options["layers"]), options["intermediate_size"], options["draft_vocab"])
-
-
-def _distill(target: Target, divergence: str, **student: Any) -> Objective:
-    return Distill(_student(target, student), divergence)
-
-
-def _lm(target: Target, **student: Any) -> Objective:
-    return LanguageModel(_student(target, student))
-
-
-# name -> maker(target, **options)
-OBJECTIVES: dict[str, Callable[..., Objective]] = {"distill": _distill, "lm": _lm}
-
-
 def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: Path) -> Trainer:
     """The trainer that a config describes.
 
@@ -356,20 +272,8 @@ def export_drafter(config: ml_collections.ConfigDict, target: Target, trainer: T
         The checkpoint's step.
     """
     step, metrics, params = best_params(run)
-    options = config.objective.to_dict()
-    saved = drafters.SavedDrafter(
-        method="draft_model",
-        config=_student(target, options).config,
-        params=params,
-        tables=trainer.tables,
-        shares=("embed", "head"),
-        info={
-            "step": step,
-            "rows": trainer.train.rows,
-            "held_out": metrics,
-            "training": config.to_dict(),
-        },
-    )
+    info = {"step": step, "rows": trainer.train.rows, "held_out": metrics, "training": config.to_dict()}
+    saved = trainer.objective.export(params, trainer.tables, info)
     drafters.save_drafter(RunDirectory(run).path / "drafter", saved, target)
     return step
 

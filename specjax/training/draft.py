@@ -7,12 +7,13 @@ vocabulary. Both stay frozen and are never stored; only layers and final norm ar
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specjax.checkpoints.drafters import target_head
+from specjax.checkpoints.drafters import SavedDrafter, target_head
 from specjax.models import Decoder, ModelConfig, graph, merge, split
 from specjax.training.data import Batch
 
@@ -87,3 +88,7 @@ class Student:
         network = self.network(params, target, vocab)
         out = network.full(batch.tokens, batch.positions, batch.segments, taps=("normed",))
         return network, out.taps["normed"]
+
+    def export(self, params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
+        """The student as a drafter of method `draft_model`."""
+        return SavedDrafter("draft_model", self.config, params, tables, shares=("embed", "head"), info=info)

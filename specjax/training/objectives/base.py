@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+from specjax.checkpoints.drafters import SavedDrafter
 from specjax.models import Decoder
 from specjax.training.data import Batch
 
@@ -41,6 +42,9 @@ class Objective(Protocol):
 
     def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array) -> Loss:
         """The loss of a batch of packed rows, traced under jit."""
+
+    def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
+        """The trained drafter as it is saved; `info` says how it came to be."""
 
 
 # One chunk of positions: hidden states [C, d], whatever else fn needs [C, ...], mask [C] -> loss sum, metric sums.

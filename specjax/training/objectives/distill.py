@@ -9,13 +9,13 @@ vocabulary weighs less; the forward Kullback-Leibler gradient there is (sum p) q
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specjax.checkpoints.drafters import target_head
+from specjax.checkpoints.drafters import SavedDrafter, target_head
 from specjax.models import Decoder, split
 from specjax.training.data import Batch
 from specjax.training.draft import Student
@@ -109,6 +109,10 @@ class Distill:
         weight = jnp.sum(mask, dtype=jnp.float32)
         names = ("alpha", "mass", "match")
         return Loss(loss, weight, {name: (value, weight) for name, value in zip(names, sums, strict=True)})
+
+    def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
+        """See `Objective.export`."""
+        return self.student.export(draft_params, tables, info)
 
 
 def law(normed_nd: jax.Array, lse_n: jax.Array, head_dv: jax.Array, cap: float, known_n: jax.Array) -> jax.Array:

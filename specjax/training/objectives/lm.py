@@ -7,11 +7,13 @@ of the target; on greedy text it favours the target's first choice.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specjax.checkpoints.drafters import SavedDrafter
 from specjax.models import Decoder
 from specjax.training.data import Batch
 from specjax.training.draft import Student
@@ -52,6 +54,10 @@ class LanguageModel:
             weight=jnp.sum(mask & following[1], dtype=jnp.float32),
             metrics={"match": (hits, jnp.sum(mask, dtype=jnp.float32))},
         )
+
+    def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
+        """See `Objective.export`."""
+        return self.student.export(draft_params, tables, info)
 
 
 def labels(batch: Batch, vocab: jax.Array) -> tuple[jax.Array, jax.Array]:
