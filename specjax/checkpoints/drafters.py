@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ import numpy as np
 from etils import epath
 
 from specjax.checkpoints.safetensors import SINGLE, Spec, StoredTensor, read_header, write_file
-from specjax.models import ModelConfig, RopeConfig, graph
+from specjax.models import ModelConfig, graph
 from specjax.models.target import Target
 
 KIND, FORMAT = "specjax_drafter", 1
@@ -29,13 +31,50 @@ LISTED = 10  # entries of one kind that an error spells out
 SHARES = ("embed", "head")
 
 
+class NetworkConfig(Protocol):
+    """What every drafter's network config has: a frozen dataclass of numbers, strings, tuples and the like.
+
+    A nested dataclass (a `ModelConfig`, say) is stored and read as one. A field `dtype`, at any depth, follows the
+    target's on loading.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows V of the target's vocabulary."""
+        ...
+
+    @property
+    def head_size(self) -> int:
+        """Rows Vd of the draft's output head; below V, `tables["vocab"]` says which."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """How the drafters of one method are stored.
+
+    Attributes:
+        config: dataclass of the network.
+        params: config -> the abstract parameter tree, shared groups (`embed`, `lm_head`) included.
+        tables: config -> the abstract arrays beside `vocab`.
+    """
+
+    config: type[Any]
+    params: Callable[[Any], Any]
+    tables: Callable[[Any], Mapping[str, jax.ShapeDtypeStruct]] = lambda config: {}
+
+
+# method -> its network
+NETWORKS: dict[str, Network] = {"draft_model": Network(ModelConfig, lambda config: graph(config)[1])}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class SavedDrafter:
     """A trained drafter without the code that runs it.
 
     Attributes:
         method: registry name of the drafting method.
-        config: its network.
+        config: its network, of the class that `NETWORKS` has for the method.
         params: parameter tree, int keys for layers. Loaded: with the shared head in it, float32 or as the config says.
             Saved: shared groups are left out.
         tables: arrays that are not trained; `vocab` `[Vd]` int32 maps draft ids to target ids.
@@ -44,7 +83,7 @@ class SavedDrafter:
     """
 
     method: str
-    config: ModelConfig
+    config: NetworkConfig
     params: Any
     tables: Mapping[str, jax.Array]
     shares: tuple[str, ...]
@@ -105,7 +144,8 @@ def load_drafter(name: str | epath.Path, target: Target) -> SavedDrafter:
         )
     content = _read_config(directory)
     _check_target(directory, content["target"], target)
-    config, shares = _model_config(content["model"], target.config.dtype), tuple(content["shares"])
+    config = read_config(NETWORKS[content["method"]].config, content["model"], target.config.dtype)
+    shares = tuple(content["shares"])
     tensors = read_header(directory / SINGLE)
     expected = _expected(content["method"], config, shares)
     vocab = tensors["tables.vocab"].read() if "tables.vocab" in tensors else None
@@ -196,24 +236,36 @@ def _check_target(directory: epath.Path, recorded: Mapping[str, Any], target: Ta
         )
 
 
-def _model_config(fields: Mapping[str, Any], dtype: str) -> ModelConfig:
-    """A config from its JSON form, in the target's dtype."""
-    known = {field.name for field in dataclasses.fields(ModelConfig)}
-    unknown = sorted(set(fields) - known)
+def read_config(kind: type[Any], fields: Mapping[str, Any], dtype: str) -> Any:
+    """A drafter's config from its JSON form, nested dataclasses too, in the target's dtype.
+
+    Raises:
+        ValueError: a field is unknown, or one without a default is missing.
+    """
+    own = {field.name: field for field in dataclasses.fields(kind)}
+    unknown = sorted(set(fields) - set(own))
     if unknown:
         raise ValueError(
             f"the drafter's model has unknown fields {_some(unknown)}: a newer version of specjax wrote it"
         )
-    ropes = tuple(None if rope is None else RopeConfig(**rope) for rope in fields["ropes"])
-    return ModelConfig(**{**fields, "ropes": ropes, "windows": tuple(fields["windows"]), "dtype": dtype})
+    empty = dataclasses.MISSING
+    missing = [n for n, f in own.items() if n not in fields and f.default is empty and f.default_factory is empty]
+    if missing:
+        raise ValueError(f"the drafter's model lacks {_some(missing)}: fetch it again")
+    hints = typing.get_type_hints(kind)
+    values = {name: _typed(hints[name], value, dtype) for name, value in fields.items()}
+    return kind(**(values | {"dtype": dtype} if "dtype" in own else values))
 
 
-def _draft_model(config: ModelConfig) -> Any:
-    return graph(config)[1]
-
-
-# method -> the abstract parameter tree of its network
-NETWORKS: dict[str, Callable[[ModelConfig], Any]] = {"draft_model": _draft_model}
+def _typed(hint: Any, value: Any, dtype: str) -> Any:
+    """A JSON value as its field wants it: lists become tuples, objects dataclasses."""
+    choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if isinstance(value, list):
+        inner = next((typing.get_args(c) for c in choices if typing.get_origin(c) is tuple), (Any, ...))
+        hints = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return tuple(_typed(h, item, dtype) for h, item in zip(hints, value, strict=True))
+    kind = next((c for c in choices if dataclasses.is_dataclass(c)), None)
+    return read_config(kind, value, dtype) if isinstance(kind, type) and isinstance(value, Mapping) else value
 
 
 def _owned(params: Any, shares: Sequence[str]) -> Any:
@@ -222,8 +274,9 @@ def _owned(params: Any, shares: Sequence[str]) -> Any:
     return {name: group for name, group in params.items() if name not in {borrowed[share] for share in shares}}
 
 
-def _expected(method: str, config: ModelConfig, shares: Sequence[str]) -> dict[str, jax.ShapeDtypeStruct]:
-    expected = _flatten({"params": _owned(NETWORKS[method](config), shares)})
+def _expected(method: str, config: NetworkConfig, shares: Sequence[str]) -> dict[str, jax.ShapeDtypeStruct]:
+    network = NETWORKS[method]
+    expected = _flatten({"params": _owned(network.params(config), shares), "tables": network.tables(config)})
     if config.head_size != config.vocab_size or "head" in shares:
         expected["tables.vocab"] = jax.ShapeDtypeStruct((config.head_size,), jnp.int32)
     return expected
