@@ -1,6 +1,15 @@
-"""Token trees: depths, ancestor masks, pointers for the walk. Node i's index in a pass is i + 1; the root's is 0."""
+"""Token trees: static shapes, ancestor masks, pointers for the walk. In a pass node i has index i + 1, the root 0.
+
+Only parents describe a tree: a static one is a `TreeSpec`, a dynamic one is an array `[B, N]` that a drafter makes
+anew in every step; both end as `Draft.parents`, and nothing behind a draft tells them apart.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -8,22 +17,202 @@ import jax.numpy as jnp
 from specjax.decoding.draft import Draft
 from specjax.models import View, causal_view
 
+MAX_NODES = 128
+MAX_DEPTH = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeSpec:
+    """A static tree: the same nodes under the root in every row and step. Hashable.
+
+    Attributes:
+        parents: of each node, -1 for children of the root; a parent comes before its children.
+        child_ranks: which of its parent's candidates each node takes (0 the likeliest, or the first drawn); the place
+            among its siblings when left empty.
+
+    Raises:
+        ValueError: a cycle, a child before its parent, a parent that is not there, more than 128 nodes, deeper than
+            16, or two siblings of one rank.
+    """
+
+    parents: tuple[int, ...]
+    child_ranks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_parents(self.parents)
+        ranks = self.child_ranks or _places(self.parents)
+        if len(ranks) != len(self.parents):
+            raise ValueError(f"child_ranks has {len(ranks)} entries for {len(self.parents)} nodes; expected one a node")
+        taken: dict[tuple[int, int], int] = {}
+        for node, (parent, rank) in enumerate(zip(self.parents, ranks, strict=True)):
+            if rank < 0:
+                raise ValueError(f"node {node} has rank {rank} among its siblings; expected 0 or more")
+            if (other := taken.setdefault((parent, rank), node)) != node:
+                raise ValueError(f"nodes {other} and {node} both have rank {rank} under {parent}; expected one of each")
+        object.__setattr__(self, "parents", tuple(self.parents))
+        object.__setattr__(self, "child_ranks", tuple(ranks))
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return len(self.parents)
+
+    @cached_property
+    def node_depths(self) -> tuple[int, ...]:
+        """Depth of each node; 1 for children of the root."""
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(1 if parent < 0 else found[parent] + 1)
+        return tuple(found)
+
+    @property
+    def depth(self) -> int:
+        """D, the longest path."""
+        return max(self.node_depths, default=0)
+
+    @property
+    def max_children(self) -> int:
+        """Candidates that a node must offer: one more than the highest rank."""
+        return max(self.child_ranks, default=-1) + 1
+
+    @property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """Nodes at depth 1, 2, ..., D, in index order."""
+        return tuple(
+            tuple(node for node, depth in enumerate(self.node_depths) if depth == level)
+            for level in range(1, self.depth + 1)
+        )
+
+    @property
+    def is_chain(self) -> bool:
+        """Parents are -1, 0, 1, ..."""
+        return self.parents == tuple(range(-1, self.num_nodes - 1))
+
+    def require_depth(self, most: int, why: str) -> None:
+        """Raises ValueError when the tree is deeper than `most`; `why` says what sets the bound."""
+        if self.depth > most:
+            node = self.node_depths.index(self.depth)
+            raise ValueError(f"node {node} lies at depth {self.depth}, but {why} allows depth {most}; cut the tree")
+
+    def draft(
+        self,
+        tokens_bn: jax.Array,
+        *,
+        law: jax.Array | None = None,
+        laws: jax.Array | None = None,
+        vocab: jax.Array | None = None,
+        siblings: Literal["iid", "without_replacement"] = "iid",
+    ) -> Draft:
+        """This tree with tokens; every node is a fixed choice unless `law` and `laws` say otherwise (see `Draft`)."""
+        batch, nodes = tokens_bn.shape
+        if nodes != self.num_nodes:
+            raise ValueError(f"{nodes} tokens a row for a tree of {self.num_nodes} nodes; expected one a node")
+        if (law is None) != (laws is None):
+            raise ValueError("law and laws belong together: give both for drawn nodes, neither for fixed choices")
+        return Draft(
+            tokens=tokens_bn.astype(jnp.int32),
+            parents=jnp.broadcast_to(jnp.asarray(self.parents, jnp.int32), (batch, nodes)),
+            valid=jnp.ones((batch, nodes), bool),
+            law=jnp.full((batch, nodes), -1, jnp.int32) if law is None else law,
+            laws=jnp.zeros((batch, 0, 1), jnp.float32) if laws is None else laws,
+            vocab=vocab,
+            siblings=siblings,
+            is_chain=self.is_chain,
+        )
+
+
+def from_choices(choices: Sequence[Sequence[int]]) -> TreeSpec:
+    """Medusa's way to write a tree: each node by its path of ranks, `(0, 2)` the third child of the first.
+
+    Nodes are numbered by depth, then by path.
+
+    Raises:
+        ValueError: an empty path, a path given twice, or one whose parent is not given.
+    """
+    paths = sorted((tuple(int(rank) for rank in path) for path in choices), key=lambda path: (len(path), path))
+    index = {path: node for node, path in enumerate(paths)}
+    for path in paths:
+        if not path:
+            raise ValueError("an empty path is the root itself; expected paths of one rank or more")
+        if len(path) > 1 and path[:-1] not in index:
+            raise ValueError(f"path {path} is given without its parent {path[:-1]}; add it")
+    if len(index) != len(paths):
+        twice = next(path for a, path in enumerate(paths) if index[path] != a)
+        raise ValueError(f"path {twice} is given twice; expected each once")
+    return TreeSpec(
+        parents=tuple(index[path[:-1]] if len(path) > 1 else -1 for path in paths),
+        child_ranks=tuple(path[-1] for path in paths),
+    )
+
+
+def from_branching(branching: Sequence[int]) -> TreeSpec:
+    """Every node at depth d has `branching[d]` children: `(3, 2, 1)` is 3 + 6 + 6 nodes, numbered by depth.
+
+    Raises:
+        ValueError: a count below 1.
+    """
+    parents: list[int] = []
+    level = [-1]
+    for depth, children in enumerate(branching):
+        if children < 1:
+            raise ValueError(f"branching={tuple(branching)}: {children} children at depth {depth}; expected at least 1")
+        if len(parents) + len(level) * children > MAX_NODES:
+            raise ValueError(f"branching={tuple(branching)} makes more than {MAX_NODES} nodes; make it smaller")
+        start = len(parents)
+        parents += [parent for parent in level for _ in range(children)]
+        level = list(range(start, len(parents)))
+    return TreeSpec(tuple(parents))
+
+
+def check_parents(parents: Sequence[int]) -> None:
+    """Checks one row's parents on the host, those of a dynamic tree for instance.
+
+    Raises:
+        ValueError: see `TreeSpec`; names the node.
+    """
+    nodes = len(parents)
+    if nodes > MAX_NODES:
+        raise ValueError(f"the tree has {nodes} nodes; expected at most {MAX_NODES}")
+    depths: list[int] = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < nodes:
+            raise ValueError(f"node {node} has parent {parent}; expected -1 (the root) or a node in 0..{nodes - 1}")
+        if parent >= node:
+            if _in_cycle(parents, node):
+                raise ValueError(f"node {node} is its own ancestor (parents {tuple(parents)}); expected a tree")
+            raise ValueError(f"node {node} comes before its parent {parent}; number parents before their children")
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+        if depths[-1] > MAX_DEPTH:
+            raise ValueError(f"node {node} lies at depth {depths[-1]}; expected at most {MAX_DEPTH}")
+
+
+def subtree(parents_bm: jax.Array, chosen_bn: jax.Array) -> jax.Array:
+    """Parents `[B, N]` of a dynamic tree made of N out of M candidates.
+
+    Args:
+        parents_bm: int32 parents among the candidates, -1 for the root.
+        chosen_bn: int32 candidate indices, ascending; with a candidate all its ancestors are chosen.
+    """
+    parents = jnp.take_along_axis(parents_bm, chosen_bn, axis=1)
+    place = jnp.argmax(chosen_bn[:, None, :] == parents[:, :, None], axis=-1)
+    return jnp.where(parents < 0, -1, place).astype(jnp.int32)
+
 
 def ancestors(parents_bm: jax.Array) -> jax.Array:
     """`[B, M + 1, M + 1]` bool: row i sees column j when j is i, or an ancestor of i; index 0 is the root.
+
+    Pointers are doubled: after k rounds a row sees its nearest 2^k - 1 ancestors.
 
     Args:
         parents_bm: -1 for the root, else an earlier node (a parent comes before its children).
     """
     batch, nodes = parents_bm.shape
-    slots = parents_bm + 1
+    jump = jnp.concatenate([jnp.zeros((batch, 1), parents_bm.dtype), parents_bm + 1], axis=1)
     mask = jnp.broadcast_to(jnp.eye(nodes + 1, dtype=bool), (batch, nodes + 1, nodes + 1))
-
-    def body(i: jax.Array, mask: jax.Array) -> jax.Array:
-        parent_row = jnp.take_along_axis(mask, slots[:, i][:, None, None], axis=1)[:, 0]
-        return mask.at[:, i + 1].set(mask[:, i + 1] | parent_row)
-
-    return jax.lax.fori_loop(0, nodes, body, mask)
+    rows = jax.vmap(lambda array, index: array[index])
+    for _ in range(nodes.bit_length()):
+        mask, jump = mask | rows(mask, jump), rows(jump, jump)
+    return mask
 
 
 def depths(parents_bm: jax.Array) -> jax.Array:
@@ -70,3 +259,18 @@ def chain(tokens_bn: jax.Array, *, laws: jax.Array | None, vocab: jax.Array | No
         vocab=vocab,
         is_chain=True,
     )
+
+
+def _places(parents: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sum(earlier == parent for earlier in parents[:node]) for node, parent in enumerate(parents))
+
+
+def _in_cycle(parents: Sequence[int], node: int) -> bool:
+    at = node
+    for _ in parents:
+        at = parents[at]
+        if at == node:
+            return True
+        if not 0 <= at < len(parents):
+            return False
+    return False
