@@ -3,6 +3,7 @@
 Takes arrays, callables and fractions, and imports no other package of specjax.
 """
 
+from specjax.analysis.acceptance import chain_acceptance, rank_acceptance_chosen, rank_acceptance_drawn
 from specjax.analysis.conventions import from_vllm, to_deepspec, to_eagle, to_spec_bench, to_vllm
 from specjax.analysis.enumeration import (
     DraftTree,
@@ -61,6 +62,20 @@ from specjax.analysis.metrics import (
     speedup_spec_bench,
     tau,
     tau_probabilistic,
+)
+from specjax.analysis.planner import (
+    BestTrees,
+    Candidate,
+    Curve,
+    Plan,
+    Stop,
+    Timing,
+    best_trees,
+    plan,
+    predict,
+    stop_threshold,
+    target_curve,
+    tree_tokens,
 )
 from specjax.analysis.reference_rules import REFERENCE_RULES, k_seq_rho, residual
 from specjax.analysis.theory import (
@@ -134,6 +149,22 @@ __all__ = [
     "speedup_predicted",
     "token_expected_accepted",
     "walltime_improvement",
+    # what to draft
+    "BestTrees",
+    "Candidate",
+    "Curve",
+    "Plan",
+    "Stop",
+    "Timing",
+    "best_trees",
+    "chain_acceptance",
+    "plan",
+    "predict",
+    "rank_acceptance_chosen",
+    "rank_acceptance_drawn",
+    "stop_threshold",
+    "target_curve",
+    "tree_tokens",
     # exact laws on small tables
     "DraftTree",
     "Outcome",
