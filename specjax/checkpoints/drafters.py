@@ -22,6 +22,7 @@ from etils import epath
 
 from specjax.checkpoints.safetensors import SINGLE, Spec, StoredTensor, read_header, write_file
 from specjax.models import ModelConfig, graph
+from specjax.models.eagle import Eagle3Config, EagleConfig, feature_graph
 from specjax.models.target import Target
 
 KIND, FORMAT = "specjax_drafter", 1
@@ -65,7 +66,11 @@ class Network:
 
 
 # method -> its network
-NETWORKS: dict[str, Network] = {"draft_model": Network(ModelConfig, lambda config: graph(config)[1])}
+NETWORKS: dict[str, Network] = {
+    "draft_model": Network(ModelConfig, lambda config: graph(config)[1]),
+    "eagle": Network(EagleConfig, lambda config: feature_graph(config)[1]),
+    "eagle3": Network(Eagle3Config, lambda config: feature_graph(config)[1]),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from specjax.models import Target
+from specjax.models.eagle import Eagle3Config, EagleConfig, default_taps, draft_layer
 from specjax.training.draft import Student
 from specjax.training.objectives.base import Objective
 from specjax.training.objectives.distill import Distill
+from specjax.training.objectives.eagle import EagleRegression
+from specjax.training.objectives.eagle3 import TrainingTimeTest
 from specjax.training.objectives.lm import LanguageModel
 
 
@@ -24,5 +28,37 @@ def _lm(target: Target, **student: Any) -> Objective:
     return LanguageModel(_student(target, student))
 
 
+def _eagle(target: Target, intermediate_size: int, draft_vocab: int, bias: bool = True, **loss: Any) -> Objective:
+    layer = draft_layer(target.config, intermediate_size=intermediate_size, head_size=draft_vocab)
+    return EagleRegression(EagleConfig(layer=layer, bias=bias), **loss)
+
+
+def _eagle3(
+    target: Target,
+    intermediate_size: int,
+    draft_vocab: int,
+    taps: tuple[int, ...] = (),
+    norms: tuple[str, ...] = (),
+    steps: int = 7,
+    decay: float = 0.8,
+) -> Objective:
+    """`norms` names the switches of `Eagle3Config` that are on."""
+    switches = [field.name for field in dataclasses.fields(Eagle3Config) if field.type == "bool"]
+    if unknown := [name for name in norms if name not in switches]:
+        raise ValueError(f"norms={norms!r}: {unknown[0]!r} is unknown; expected some of {', '.join(switches)}")
+    config = Eagle3Config(
+        layer=draft_layer(target.config, intermediate_size=intermediate_size, head_size=draft_vocab),
+        taps=tuple(taps) or default_taps(target.config.num_layers),
+        target_hidden_size=target.config.hidden_size,
+        **dict.fromkeys(norms, True),
+    )
+    return TrainingTimeTest(config, steps, decay)
+
+
 # name -> maker(target, **options)
-OBJECTIVES: dict[str, Callable[..., Objective]] = {"distill": _distill, "lm": _lm}
+OBJECTIVES: dict[str, Callable[..., Objective]] = {
+    "distill": _distill,
+    "eagle": _eagle,
+    "eagle3": _eagle3,
+    "lm": _lm,
+}

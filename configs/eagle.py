@@ -1,0 +1,58 @@
+"""Trains an EAGLE-1 head: regression of the target's next feature, and its law (Li et al. 2024).
+
+    python -m experiments.hidden_states --config=configs/hidden_states.py:smollm2
+    python -m experiments.train --config=configs/eagle.py:smollm2 --workdir=runs/eagle
+
+The head also drafts trees (`eagle2`). The argument is the target: an alias (`smollm2`) or anything else that
+`load_target` takes.
+"""
+
+from ml_collections import config_dict
+
+
+def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
+    """The config of one run."""
+    config = config_dict.ConfigDict()
+    config.target = {"source": arg, "dtype": "float32"}
+    # Text paths are relative to SPECJAX_DATA, stores to the working directory.
+    config.data = {
+        "text": "target_text/smollm2-135m-instruct.train.jsonl.gz",
+        "store": "runs/hidden/smollm2/train",
+        "held_out": {"greedy": "runs/hidden/smollm2/greedy", "sampled": "runs/hidden/smollm2/sampled"},
+        "max_shards": 0,  # of the training store; 0 for all that are finished
+    }
+    config.objective = {
+        "name": "eagle",
+        "intermediate_size": 768,
+        "draft_vocab": 6144,
+        "bias": True,
+        # As published; what is learnt of the law here is all that acceptance depends on.
+        "feature_weight": 1.0,
+        "law_weight": 0.1,
+        "noise": 0.2,
+    }
+    config.optimizer = {
+        "learning_rate": 1e-3,
+        "schedule": "cosine",
+        "steps": 3000,
+        "warmup": 100,
+        "b1": 0.9,
+        "b2": 0.95,
+        "weight_decay": 0.01,
+        "clip": 0.5,
+    }
+    config.train = {
+        "steps": 3000,
+        "batch": 4,
+        "seed": 0,
+        "log_every": 10,
+        "eval_every": 200,
+        "best": "greedy/match",
+        "precision": "float32",
+        "accumulate": 1,
+        "ema": 0.0,
+    }
+    # Devices: -1 takes those that the other axes leave. Presets say how each parameter tree is split.
+    config.mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "dp", "drafter": "dp"}
+    config.init_from = ""  # a run directory whose best parameters to start from
+    return config
