@@ -45,6 +45,10 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "eval_every": 100,
         "best": "greedy/match",
         "precision": "float32",
+        "accumulate": 1,
+        "ema": 0.0,
     }
+    # Devices: -1 takes those that the other axes leave. Presets say how each parameter tree is split.
+    config.mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "dp", "drafter": "dp"}
     config.init_from = ""  # a run directory whose best parameters to start from
     return config

@@ -20,9 +20,11 @@ from etils import epath
 from ml_collections import config_flags
 from rich.console import Console
 
-from specjax import build
+from specjax import build, parallel
 
 JAX_CACHE = "~/.cache/specjax/jax"
+
+RESTART = 75  # EX_TEMPFAIL: interrupted, saved, to be started again with the same command.
 
 # What a user can put right: printed as one line, exit code 2. Anything else is a fault of ours, with a traceback.
 EXPECTED = (
@@ -33,6 +35,7 @@ EXPECTED = (
     PermissionError,
     FloatingPointError,
     ImportError,
+    TimeoutError,
 )
 
 
@@ -46,6 +49,11 @@ def run(main: Callable[[ml_collections.ConfigDict], None], *, config: str, workd
     """
     if workdir is not None:
         flags.DEFINE_string("workdir", workdir, "run directory, local or gs://")
+    flags.DEFINE_enum("distributed", "auto", ["auto", "off", "explicit"], "whether to join other processes")
+    flags.DEFINE_string("coordinator", None, "host:port of process 0; found by itself on TPU pods and SLURM")
+    flags.DEFINE_integer("num_processes", None, "processes of the run")
+    flags.DEFINE_integer("process_id", None, "of this process, from 0")
+    flags.DEFINE_enum("require_platform", None, parallel.PLATFORMS, "refuse to run on another kind of device")
     holder: list[ml_collections.ConfigDict] = []
 
     def parse(argv: Sequence[str]) -> list[str]:
@@ -61,9 +69,20 @@ def run(main: Callable[[ml_collections.ConfigDict], None], *, config: str, workd
         with one_line_errors():
             logging.set_verbosity(logging.WARNING)
             enable_compilation_cache()
+            _join()
             main(holder[0])
 
     app.run(start, flags_parser=parse)
+
+
+def _join() -> None:
+    """Joins the other processes where there are any; says where the run takes place when it is not one CPU."""
+    f = flags.FLAGS
+    process = parallel.initialize(f.distributed, f.coordinator, f.num_processes, f.process_id)
+    if f.require_platform is not None:
+        parallel.require_platform(f.require_platform)
+    if process.count > 1 or jax.default_backend() != "cpu":
+        print(f"process {process.index} of {process.count}: {parallel.topology()}", file=sys.stderr)
 
 
 def console() -> Console:

@@ -1,7 +1,8 @@
 """Trains a drafter: python -m experiments.train --config=configs/distill.py:smollm2 --workdir=runs/distill.
 
-The same command resumes; SIGTERM saves and ends. SPECJAX_DATA names the directory of the training text. At the end the
-best checkpoint is written as a drafter to `drafter/` in the run directory, where every program finds it.
+The same command resumes; SIGTERM saves and ends with exit code 75, which schedulers take as "start it again".
+SPECJAX_DATA names the directory of the training text. At the end the best checkpoint is written as a drafter to
+`drafter/` in the run directory, where every program finds it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def main(config: ml_collections.ConfigDict) -> None:
         trainer.run(_main.workdir(), config.to_dict(), init=start, report=report, stop=lambda: bool(ending))
     step = build.export_drafter(config, target, trainer, _main.workdir())
     print(f"{'interrupted, saved' if ending else 'done'}: {_main.workdir()}; drafter/ is step {step}")
+    if ending:
+        raise SystemExit(_main.RESTART)
 
 
 if __name__ == "__main__":

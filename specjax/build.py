@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_collections
 from etils import epath
 from ml_collections import config_dict
@@ -29,6 +30,7 @@ from specjax.evaluation.benchmark import Settings
 from specjax.evaluation.contenders import Contender
 from specjax.evaluation.lineup import Lineup, enlist
 from specjax.models import Target, pack
+from specjax.parallel import AXES, PRESETS, Placement, make_mesh
 from specjax.training import (
     Document,
     HiddenStates,
@@ -40,7 +42,8 @@ from specjax.training import (
 )
 from specjax.training.data import answers_at, draft_vocabulary, text_rows
 from specjax.training.objectives.registry import OBJECTIVES
-from specjax.verification.registry import RULES
+from specjax.verification import Block
+from specjax.verification.registry import RULES, is_lossy
 
 
 def lookup(registry: Mapping[str, Any], name: str, what: str) -> Any:
@@ -73,28 +76,47 @@ def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
 
 
 def default_rule(drafter: Drafter, sampling: Sampling) -> str:
-    """The exact rule with the highest acceptance that fits."""
+    """The exact token-by-token rule that fits; `block` and `traversal` may accept more of drawn drafts."""
     if sampling.greedy:
         return "greedy"
     return "one_hot" if drafter.kind(sampling) == "fixed" else "recursive"
 
 
-def make_rule(name: str | None, drafter: Drafter, sampling: Sampling) -> Rule:
-    """A rule that is exact for the drafter's drafts.
+def make_rule(
+    name: str | None,
+    drafter: Drafter,
+    sampling: Sampling,
+    *,
+    lossless: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> Rule:
+    """A rule that fits the drafter's drafts.
 
     Args:
         name: registered, or None for the default.
         drafter: gives depth and kind of draft.
         sampling: gives the statics that the kind depends on.
+        lossless: refuse a rule that changes the output law.
+        options: of the rule, a threshold for instance.
 
     Raises:
-        ValueError: unknown rule, or one that is not exact here; names the rule to use.
+        ValueError: unknown rule or option, one that is not exact here, or a lossy one where `lossless` is set; names
+            the rule to use.
     """
     fitting = default_rule(drafter, sampling)
-    rule: Rule = lookup(RULES, name or fitting, "rule")(drafter.depth)
-    kind = drafter.kind(sampling)
-    if kind not in rule.exact_for or (name == "greedy" and not sampling.greedy):
-        where = "at temperature 0" if sampling.greedy else "at temperature > 0"
+    name, kind = name or fitting, drafter.kind(sampling)
+    where = "at temperature 0" if sampling.greedy else "at temperature > 0"
+    maker = lookup(RULES, name, "rule")
+    try:
+        rule: Rule = maker(drafter.depth, **(options or {}))
+    except TypeError as error:
+        raise ValueError(f"rule {name!r} does not take these options ({options}): {error}") from error
+    if isinstance(rule, Block) and drafter.num_nodes > drafter.depth:
+        raise ValueError(f"rule {name!r} verifies chains, not a tree of {drafter.num_nodes} nodes; use 'traversal'")
+    if is_lossy(rule):
+        if lossless:
+            raise ValueError(f"rule {name!r} is lossy; use {fitting!r}, or say lossless=False")
+    elif kind not in rule.exact_for or (name == "greedy" and not sampling.greedy):
         raise ValueError(f"rule {name!r} is not exact for a {kind!r} draft {where}; use {fitting!r}")
     return rule
 
@@ -105,6 +127,8 @@ def make_loop(
     sampling: Sampling,
     *,
     rule: str | None = None,
+    rule_options: Mapping[str, Any] | None = None,
+    lossless: bool = True,
     precision: str = "float32",
     layout: str = "plain",
 ) -> tuple[Loop, Weights]:
@@ -115,6 +139,8 @@ def make_loop(
         drafting: how to draft.
         sampling: the rows' parameters; only its statics matter here.
         rule: registered name, or None for the default.
+        rule_options: of the rule.
+        lossless: refuse a rule that changes the output law.
         precision: `float32` for full float32 products, `default` for the platform's.
         layout: `plain`, or `packed` for decoding few rows on a CPU (see `specjax.models.linear`).
     """
@@ -125,7 +151,7 @@ def make_loop(
     loop = Loop(
         graph=target.graph,
         drafter=drafting.drafter,
-        rule=make_rule(rule, drafting.drafter, sampling),
+        rule=make_rule(rule, drafting.drafter, sampling, lossless=lossless, options=rule_options),
         eos=target.eos_ids,
         precision=precision,
     )
@@ -216,6 +242,27 @@ def _literal(text: str) -> Any:
 # ---- Training ----
 
 
+def placement_from_config(config: ml_collections.ConfigDict, target: Target) -> Placement | None:
+    """Where `config.mesh` puts arrays; None for a mesh of one device, which needs no placing.
+
+    Raises:
+        ValueError: sizes that do not fit the devices, or an unknown preset.
+    """
+    sizes = {axis: config.mesh[axis] for axis in AXES}
+    for preset in (config.mesh.target, config.mesh.drafter):
+        lookup(PRESETS, preset, "sharding preset")
+    if set(sizes.values()) == {1} or (jax.device_count() == 1 and set(sizes.values()) <= {1, -1}):
+        return None
+    return Placement(make_mesh(**sizes), config.mesh.target, config.mesh.drafter, target.config.head_dim)
+
+
+def place_target(target: Target, placement: Placement | None) -> Target:
+    """The target with its parameters on the mesh."""
+    if placement is None:
+        return target
+    return dataclasses.replace(target, params=placement.target_params(target.params))
+
+
 def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: Path) -> Trainer:
     """The trainer that a config describes.
 
@@ -242,14 +289,17 @@ def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: 
             k: text_rows(data_dir / data.held_out, target, data.row_length, t, data.held_out_rows)
             for k, t in {"greedy": 0.0, "sampled": 1.0}.items()
         }
+    placement = placement_from_config(config, target)
+    tables = {"vocab": draft_vocabulary(data_dir / data.text, target, options["draft_vocab"])}
     return Trainer(
-        target=target,
+        target=place_target(target, placement),
         objective=objective,
-        tables={"vocab": draft_vocabulary(data_dir / data.text, target, options["draft_vocab"])},
+        tables=tables if placement is None else placement.everywhere(tables),
         optimizer=OptimizerConfig(**config.optimizer.to_dict()),
         config=TrainerConfig(**config.train.to_dict()),
         train=train,
         held_out=held_out,
+        placement=placement,
     )
 
 
@@ -337,6 +387,8 @@ __all__ = [
     "make_loop",
     "make_rule",
     "override",
+    "place_target",
+    "placement_from_config",
     "regeneration_loop",
     "settings_from_config",
     "store_parts",

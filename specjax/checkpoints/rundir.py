@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 from etils import epath
 
 CONFIG, METRICS, CHECKPOINTS = "config.json", "metrics", "checkpoints"
@@ -99,8 +100,8 @@ class MetricsWriter:
         self._rows.append({"step": step, **values})
 
     def flush(self) -> None:
-        """Writes what was added since the last flush."""
-        if not self._rows:
+        """Writes what was added since the last flush. Of several processes the first alone writes."""
+        if not self._rows or jax.process_index():
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         lines = [{"resumed_from": self._start}, *self._rows]

@@ -43,8 +43,10 @@ class Checkpoints:
         """Begins to save in the background; the state may be donated as soon as this returns."""
         if self._metric not in metrics:
             raise ValueError(f"a checkpoint needs {self._metric!r} among its metrics; it has {', '.join(metrics)}")
-        host = jax.tree.map(np.asarray, state)
-        self._manager.save(step, args=ocp.args.StandardSave(host), metrics=metrics)
+        # Shards that other processes hold can only be written by them; what is all here is copied first.
+        here = all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(state))
+        saved = jax.tree.map(np.asarray, state) if here else state
+        self._manager.save(step, args=ocp.args.StandardSave(saved), metrics=metrics)
 
     def restore(self, abstract: Any, step: int | None = None) -> Any | None:
         """The state of `step`, or of the newest checkpoint; None where there is none.
@@ -99,7 +101,9 @@ def run_params(checkpoints: epath.Path, metric: str, mode: str = "max") -> tuple
         sign = 1 if mode == "max" else -1
         best = max(scored, key=lambda step: (sign * scored[step][metric], step))
         state = manager.restore(best, args=ocp.args.StandardRestore())
-    return best, scored[best], jax.tree.map(jax.numpy.asarray, _int_keys(state["params"]))
+    # The moving average is what was evaluated, where there is one.
+    params = state["params"] if state.get("average") is None else state["average"]
+    return best, scored[best], jax.tree.map(jax.numpy.asarray, _int_keys(params))
 
 
 def _int_keys(tree: Any) -> Any:

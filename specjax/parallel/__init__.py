@@ -1,7 +1,8 @@
 """Where arrays lie: the device mesh, partition rules, and process start-up. The lowest layer; it knows no model."""
 
-from specjax.parallel.distributed import Process, initialize, require_platform, topology
+from specjax.parallel.distributed import PLATFORMS, Process, initialize, require_platform, topology
 from specjax.parallel.mesh import AXES, active_mesh, axis_sizes, describe, make_mesh, row_shards
+from specjax.parallel.placement import Placement
 from specjax.parallel.rules import (
     PRESETS,
     ROLES,
@@ -17,8 +18,10 @@ from specjax.parallel.rules import (
 
 __all__ = [
     "AXES",
+    "PLATFORMS",
     "PRESETS",
     "ROLES",
+    "Placement",
     "Process",
     "Role",
     "active_mesh",

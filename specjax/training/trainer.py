@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -20,6 +21,7 @@ from specjax.checkpoints.rundir import RunDirectory
 from specjax.checkpoints.train_state import Checkpoints
 from specjax.models import merge
 from specjax.models.target import Target
+from specjax.parallel import Placement
 from specjax.training.data import Batch, batches
 from specjax.training.objectives.base import Loss, Objective
 from specjax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
@@ -48,6 +50,12 @@ class TrainerConfig:
         eval_every: steps between held-out evaluations, each followed by a checkpoint.
         best: held-out metric that marks the best checkpoint, `<set>/<metric>`, larger is better.
         precision: matmul precision, `float32` or `default` (the platform's).
+        accumulate: parts that a batch is split into, one forward and backward pass each; the update is that of the
+            whole batch.
+        ema: decay of an exponential moving average of the parameters, which is then evaluated and exported; 0 for none.
+
+    Raises:
+        ValueError: a batch that does not split into its parts, or a decay outside [0, 1).
     """
 
     steps: int
@@ -57,6 +65,14 @@ class TrainerConfig:
     log_every: int = 10
     eval_every: int = 100
     precision: str = "float32"
+    accumulate: int = 1
+    ema: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.accumulate < 1 or self.batch % self.accumulate:
+            raise ValueError(f"accumulate={self.accumulate}: expected a divisor of batch={self.batch}")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema={self.ema}: expected 0 for none, or a decay below 1")
 
 
 @flax.struct.dataclass
@@ -67,11 +83,18 @@ class TrainState:
         params: trainable parameters.
         opt_state: of the optimizer.
         step: int32 scalar, updates made; data order and randomness are functions of it.
+        average: exponential moving average of the parameters; None without one.
     """
 
     params: Any
     opt_state: Any
     step: jax.Array
+    average: Any = None
+
+    @property
+    def evaluated(self) -> Any:
+        """The parameters that are evaluated and exported."""
+        return self.params if self.average is None else self.average
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,6 +109,7 @@ class Trainer:
         config: see `TrainerConfig`.
         train: rows to learn from.
         held_out: rows to evaluate on, by name.
+        placement: where arrays lie; None for one device. Under it, target parameters and tables are on the mesh.
     """
 
     target: Target
@@ -95,14 +119,26 @@ class Trainer:
     config: TrainerConfig
     train: Source
     held_out: Mapping[str, Source]
+    placement: Placement | None = None
 
     def init(self, params: Any | None = None) -> TrainState:
         """The state at step 0; `params` replaces the objective's own start."""
         key = jax.random.key(self.config.seed)
         target = merge(self.target.graph, self.target.params)
         start = self.objective.init(key, target, self.tables) if params is None else params
+        if self.placement is not None:
+            start = self.placement.hold_drafter(start)
         opt_state = make_optimizer(self.optimizer).init(start)
-        return TrainState(params=start, opt_state=opt_state, step=jnp.zeros((), jnp.int32))
+        # A copy: the state is donated, and no buffer can be given away twice.
+        average = jax.tree.map(jnp.copy, start) if self.config.ema else None
+        return TrainState(params=start, opt_state=opt_state, step=jnp.zeros((), jnp.int32), average=average)
+
+    def load(self, source: Source, rows: np.ndarray) -> Batch:
+        """Rows of a source, filled up to a whole batch with empty ones, where the step expects them."""
+        if self.placement is None:
+            return _fill(source.batch(rows), self.config.batch)
+        whole = np.concatenate([rows, np.full(self.config.batch - len(rows), -1)])
+        return self.placement.rows(lambda some: _with_empty(source, some), whole)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update; the state is consumed."""
@@ -115,7 +151,7 @@ class Trainer:
             totals: dict[str, np.ndarray] = {}
             for first in range(0, source.rows, self.config.batch):
                 rows = np.arange(first, min(first + self.config.batch, source.rows))
-                batch = _fill(source.batch(rows), self.config.batch)
+                batch = self.load(source, rows)
                 loss = _evaluate(self._statics, params, self.target.params, self.tables, batch)
                 parts = {"loss": (loss.sum, loss.weight), **loss.metrics}
                 for key, part in parts.items():
@@ -146,20 +182,53 @@ class Trainer:
             FloatingPointError: the loss is not finite; names the step and the rows of its batch.
         """
         run = RunDirectory(workdir)
-        run.claim(config, free=("train.steps",))  # A run may be trained for longer.
+        if jax.process_index() == 0:
+            run.claim(config, free=("train.steps",))  # A run may be trained for longer.
         checkpoints = Checkpoints(run.checkpoints, self.config.best)
+        with self.placement.active() if self.placement is not None else contextlib.nullcontext():
+            return self._run(run, checkpoints, init, report, stop)
+
+    def _run(
+        self,
+        run: RunDirectory,
+        checkpoints: Checkpoints,
+        init: Callable[[], Any] | None,
+        report: Callable[[int, dict[str, float]], None],
+        stop: Callable[[], bool],
+    ) -> TrainState:
         try:
-            state = checkpoints.restore(jax.eval_shape(self.init))
+            state = checkpoints.restore(self._abstract())
             if state is None:
-                state = self.init(init() if init is not None else None)
+                state = self._place(self.init(init() if init is not None else None))
                 self._save(checkpoints, run.writer(-1), state, report)
             return self._loop(run, checkpoints, state, report, stop)
         finally:
             checkpoints.close()
 
+    def _place(self, state: TrainState) -> TrainState:
+        return state if self.placement is None else self.placement.drafter_params(state)
+
+    def _abstract(self) -> Any:
+        """Shapes of the state, and where it lies."""
+        shapes = jax.eval_shape(self.init)
+        if self.placement is None:
+            return shapes
+        places = self.placement.drafter_shardings(shapes)
+        return jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), shapes, places)
+
     @property
     def _statics(self) -> _Statics:
-        return _Statics(self.target.graph, self.objective, self.optimizer, self.config.precision, self.config.seed)
+        c = self.config
+        return _Statics(
+            self.target.graph,
+            self.objective,
+            self.optimizer,
+            self.placement,
+            precision=c.precision,
+            seed=c.seed,
+            accumulate=c.accumulate,
+            ema=c.ema,
+        )
 
     def _loop(
         self,
@@ -175,7 +244,7 @@ class Trainer:
         for step, rows in batches(self.train.rows, c.batch, c.seed, start):
             if step >= c.steps:
                 break
-            state, metrics = self.step(state, self.train.batch(rows))
+            state, metrics = self.step(state, self.load(self.train, rows))
             done, seen = step + 1, seen + 1
             ending = done == c.steps or stop()
             if done % c.log_every == 0 or ending:
@@ -204,7 +273,7 @@ class Trainer:
         state: TrainState,
         report: Callable[[int, dict[str, float]], None],
     ) -> None:
-        step, values = int(state.step), self.evaluate(state.params)
+        step, values = int(state.step), self.evaluate(state.evaluated)
         writer.write(step, **values)
         report(step, values)
         checkpoints.save(step, state, values)
@@ -218,8 +287,11 @@ class _Statics:
     graph: Any
     objective: Objective
     optimizer: OptimizerConfig
+    placement: Placement | None
     precision: str
     seed: int
+    accumulate: int
+    ema: float
 
     def loss(self, params: Any, target_params: Any, tables: Any, batch: Batch, key: jax.Array) -> Loss:
         with jax.default_matmul_precision(self.precision):
@@ -232,16 +304,46 @@ def _step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     key = jax.random.fold_in(jax.random.key(statics.seed), state.step)
 
-    def mean(params: Any) -> tuple[jax.Array, Loss]:
-        loss = statics.loss(params, target_params, tables, batch, key)
-        return loss.mean, loss
+    def graded(part: Batch, key: jax.Array) -> tuple[Loss, Any]:
+        """A loss and the gradient of its sum."""
 
-    (value, loss), grads = jax.value_and_grad(mean, has_aux=True)(state.params)
+        def total(params: Any) -> tuple[jax.Array, Loss]:
+            loss = statics.loss(params, target_params, tables, part, key)
+            return loss.sum, loss
+
+        grads, loss = jax.grad(total, has_aux=True)(state.params)
+        return loss, grads
+
+    loss, grads = _accumulated(graded, batch, key, statics.accumulate)
+    # Divided once, by the positions of the whole batch: how it was split does not matter.
+    grads = jax.tree.map(lambda g: g / jnp.maximum(loss.weight, 1.0), grads)
     updates, opt_state = make_optimizer(statics.optimizer).update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
+    average = state.average
+    if average is not None:
+        average = optax.incremental_update(params, average, 1.0 - statics.ema)
     metrics = {name: a / jnp.maximum(b, 1.0) for name, (a, b) in loss.metrics.items()}
-    metrics |= {"loss": value, "grad_norm": optax.tree.norm(grads), "tokens": loss.weight}
-    return TrainState(params=params, opt_state=opt_state, step=state.step + 1), metrics
+    metrics |= {"loss": loss.mean, "grad_norm": optax.tree.norm(grads), "tokens": loss.weight}
+    new = TrainState(params=params, opt_state=opt_state, step=state.step + 1, average=average)
+    return new if statics.placement is None else statics.placement.hold_drafter(new), metrics
+
+
+def _accumulated(
+    graded: Callable[[Batch, jax.Array], tuple[Loss, Any]], batch: Batch, key: jax.Array, parts: int
+) -> tuple[Loss, Any]:
+    """Loss and gradients summed over the parts of a batch, one part in memory at a time."""
+    if parts == 1:
+        return graded(batch, key)
+    # Strided, not cut: under data parallelism every part holds rows of every device.
+    split = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0), batch)
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(graded, jax.tree.map(lambda x: x[0], split), key)
+    )
+
+    def body(sums: tuple[Loss, Any], part: tuple[Batch, jax.Array]) -> tuple[tuple[Loss, Any], None]:
+        return jax.tree.map(jnp.add, sums, graded(*part)), None
+
+    return jax.lax.scan(body, zeros, (split, jax.random.split(key, parts)))[0]
 
 
 @functools.partial(jax.jit, static_argnames=("statics",))
@@ -253,3 +355,16 @@ def _fill(batch: Batch, rows: int) -> Batch:
     """Empty rows behind the last one, so that every pass has one shape; they carry no loss."""
     short = rows - len(batch.tokens)
     return jax.tree.map(lambda x: np.pad(x, ((0, short), *(((0, 0),) * (x.ndim - 1)))), batch)
+
+
+def _with_empty(source: Source, rows: np.ndarray) -> Batch:
+    """Rows of a source; a row id of -1 is an empty row."""
+    known = rows[rows >= 0]
+    loaded = source.batch(known if len(known) else np.zeros(1, int))
+
+    def spread(x: np.ndarray) -> np.ndarray:
+        out = np.zeros((len(rows), *x.shape[1:]), x.dtype)
+        out[rows >= 0] = x[: len(known)]
+        return out
+
+    return jax.tree.map(spread, loaded)

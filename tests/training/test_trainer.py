@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from specjax.checkpoints.rundir import RunDirectory
+from specjax.checkpoints.train_state import run_params
 from specjax.decoding import Loop, Request, Weights, generate
 from specjax.drafting import Autoregressive, DraftModel
 from specjax.testing import tiny_target
 from specjax.training import OptimizerConfig, Trainer, TrainerConfig
-from specjax.training.data import Document, TextRows, lay_out, pack
+from specjax.training.data import Document, TextRows, batches, lay_out, pack
 from specjax.training.objectives import LanguageModel
 from specjax.training.objectives.lm import first_choice, labels
 from specjax.verification import Greedy
@@ -44,6 +45,10 @@ def same(a, b):
     return all(np.array_equal(np.asarray(x), np.asarray(y)) for x, y in leaves)
 
 
+def _batches(made):
+    return (rows for _, rows in batches(made.train.rows, made.config.batch, made.config.seed, 0))
+
+
 def steps(run):
     return [row["step"] for row in RunDirectory(run).metrics() if "train/loss" in row]
 
@@ -63,6 +68,43 @@ def test_two_and_two_steps_are_four_bit_for_bit(target, tmp_path):
     assert without_speed(tmp_path / "whole") == without_speed(tmp_path / "parts")
     # The layer numbers come back as they went.
     assert resumed.params["layers"].keys() == {0, 1}
+
+
+def test_an_update_does_not_depend_on_how_its_batch_was_split(target, tmp_path):
+    whole = trainer(target, batch=4).run(tmp_path / "whole", CONFIG)
+    split = trainer(target, batch=4, accumulate=2).run(tmp_path / "split", CONFIG)
+    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(split.params), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-3, atol=1e-5)
+    for a, b in zip(without_speed(tmp_path / "whole"), without_speed(tmp_path / "split"), strict=True):
+        np.testing.assert_allclose(list(a.values()), list(b.values()), rtol=1e-4)
+
+
+def test_the_moving_average_is_what_is_evaluated_and_kept(target, tmp_path):
+    made = trainer(target, steps=3, eval_every=3, ema=0.5)
+    start = jax.tree.map(np.asarray, made.init().params)
+    seen = [start]
+    state = made.init()
+    expected = start
+    for _, rows in zip(range(3), _batches(made), strict=False):
+        state, _ = made.step(state, made.load(made.train, rows))
+        seen.append(jax.tree.map(np.asarray, state.params))
+        expected = jax.tree.map(lambda a, p: 0.5 * a + 0.5 * p, expected, seen[-1])
+    final = made.run(tmp_path, CONFIG)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(final.average), strict=True):
+        np.testing.assert_allclose(np.asarray(b), a, rtol=1e-5, atol=1e-7)
+    assert not same(final.average, final.params)
+    held = [row for row in RunDirectory(tmp_path).metrics() if "held/match" in row][-1]
+    assert held["held/loss"] == pytest.approx(made.evaluate(final.average)["held/loss"])
+    assert (
+        same(run_params(RunDirectory(tmp_path).checkpoints, "held/loss", "min")[2], final.average)
+        or held["held/loss"] > made.evaluate(start)["held/loss"]
+    )
+
+
+@pytest.mark.parametrize(("change", "message"), [({"accumulate": 2}, "divisor of batch=3"), ({"ema": 1.0}, "ema=1.0")])
+def test_settings_out_of_range_are_named(target, change, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(target, **change)
 
 
 def test_steps_after_the_last_checkpoint_are_logged_once(target, tmp_path):
