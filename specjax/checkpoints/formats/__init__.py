@@ -1,0 +1,1 @@
+"""Trained drafters in the formats of other projects, read and written."""

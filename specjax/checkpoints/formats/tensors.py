@@ -1,0 +1,90 @@
+"""Reading and writing the tensors of other people's checkpoints: safetensors, and pickles without their code."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from etils import epath
+
+from specjax.checkpoints.safetensors import Spec, read_header, write_file
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+PICKLES = (".bin", ".pt", ".pth")
+LISTED = 10  # names that an error spells out
+
+
+def read_tensors(path: epath.PathLike) -> dict[str, np.ndarray]:
+    """All tensors of one file by name, in the dtypes that they are stored in.
+
+    Args:
+        path: `.safetensors`, or `.bin`, `.pt`, `.pth`: a dictionary of tensors as torch saves it, read by torch's
+            loader for weights alone, which runs no code.
+
+    Raises:
+        ValueError: damaged, not a dictionary of tensors, or a pickle that needs code to be read.
+        ImportError: a pickle, and torch is not installed.
+    """
+    path = epath.Path(path)
+    if path.suffix not in PICKLES:
+        return {name: tensor.read() for name, tensor in read_header(path).items()}
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(f"{path} needs torch to be read: pip install 'specjax[torch]', or convert it") from error
+    try:
+        with path.open("rb") as stream:
+            content = torch.load(stream, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"{path} is damaged, or holds more than tensors, which is not read because it could run code: "
+            "save it as safetensors"
+        ) from error
+    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise ValueError(f"{path} is not a dictionary of tensors; expected a state dict saved by torch")
+    return {str(name): _array(value) for name, value in content.items()}
+
+
+def write_tensors(path: epath.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes a safetensors file."""
+    specs = {name: Spec(value.shape, value.dtype) for name, value in tensors.items()}
+    write_file(path, specs, lambda name: np.ascontiguousarray(tensors[name]))
+
+
+def read_json(path: epath.PathLike) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is not one.
+    """
+    path = epath.Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}: give a directory that has one")
+    try:
+        content = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is {type(content).__name__}; expected a JSON object")
+    return content
+
+
+def some(names: Iterable[str]) -> str:
+    """The first names of a list, sorted, for messages."""
+    names = sorted(names)
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def _array(tensor: Any) -> np.ndarray:
+    import torch
+
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(BFLOAT16)
+    return tensor.numpy()
