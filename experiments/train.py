@@ -33,7 +33,9 @@ def main(config: ml_collections.ConfigDict) -> None:
 
         def report(step: int, values: dict[str, float]) -> None:
             progress.update(task, completed=step)
-            line = "  ".join(f"{key.removeprefix('train/')} {value:.4g}" for key, value in values.items())
+            # Accuracies by rank are many, and for the trees that are built from them.
+            shown = {key.removeprefix("train/"): value for key, value in values.items() if "rank_" not in key}
+            line = "  ".join(f"{key} {value:.4g}" for key, value in shown.items())
             progress.console.print(f"step {step}  {line}")
 
         trainer.run(_main.workdir(), config.to_dict(), init=start, report=report, stop=lambda: bool(ending))

@@ -23,6 +23,7 @@ from etils import epath
 from specjax.checkpoints.safetensors import SINGLE, Spec, StoredTensor, read_header, write_file
 from specjax.models import ModelConfig, graph
 from specjax.models.eagle import Eagle3Config, EagleConfig, feature_graph
+from specjax.models.medusa import HeadsConfig, HydraConfig, MedusaConfig, heads_graph
 from specjax.models.target import Target
 
 KIND, FORMAT = "specjax_drafter", 1
@@ -65,11 +66,19 @@ class Network:
     tables: Callable[[Any], Mapping[str, jax.ShapeDtypeStruct]] = lambda config: {}
 
 
+def _calibration(config: HeadsConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """`accuracy` `[K, R]`: how often the token to come has rank r at head i."""
+    shape = (config.num_heads, config.ranks)
+    return {"accuracy": jax.ShapeDtypeStruct(shape, jnp.float32)} if config.ranks else {}
+
+
 # method -> its network
 NETWORKS: dict[str, Network] = {
     "draft_model": Network(ModelConfig, lambda config: graph(config)[1]),
     "eagle": Network(EagleConfig, lambda config: feature_graph(config)[1]),
     "eagle3": Network(Eagle3Config, lambda config: feature_graph(config)[1]),
+    "hydra": Network(HydraConfig, lambda config: heads_graph(config)[1], _calibration),
+    "medusa": Network(MedusaConfig, lambda config: heads_graph(config)[1], _calibration),
 }
 
 

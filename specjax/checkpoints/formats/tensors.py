@@ -7,10 +7,12 @@ import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from etils import epath
 
+from specjax.checkpoints.drafters import SavedDrafter
 from specjax.checkpoints.safetensors import Spec, read_header, write_file
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -72,6 +74,54 @@ def read_json(path: epath.PathLike) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} is {type(content).__name__}; expected a JSON object")
     return content
+
+
+def find_tensors(path: epath.PathLike, files: tuple[str, ...]) -> tuple[epath.Path, Mapping[str, Any]]:
+    """The file of tensors, and the config beside it (empty where there is none and the file itself was named).
+
+    Raises:
+        FileNotFoundError: a directory without such a file or without a config, or no file.
+    """
+    path = epath.Path(path)
+    if path.is_dir():
+        found = [path / name for name in files if (path / name).exists()]
+        if not found:
+            raise FileNotFoundError(f"{path} has none of {', '.join(files)}")
+        return found[0], read_json(path / "config.json")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}: expected a directory or a file of heads")
+    beside = path.parent / "config.json"
+    return path, read_json(beside) if beside.exists() else {}
+
+
+def linear(part: Mapping[str, np.ndarray], dtype: str) -> dict[str, Any]:
+    """A torch linear layer as ours: `kernel` `[in, out]`, `bias`."""
+    kernel = {"kernel": jnp.asarray(np.asarray(part["weight"], np.float32).T, dtype)}
+    return kernel | ({"bias": jnp.asarray(np.asarray(part["bias"], np.float32), dtype)} if "bias" in part else {})
+
+
+def torch_linear(part: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """A linear layer of ours as torch's: `weight` `[out, in]`, `bias`, in bfloat16."""
+    weight = {"weight": np.asarray(jnp.asarray(part["kernel"]).T.astype(jnp.bfloat16))}
+    return weight | ({"bias": np.asarray(jnp.asarray(part["bias"]).astype(jnp.bfloat16))} if "bias" in part else {})
+
+
+def require_method(drafter: SavedDrafter, method: str, kind: type[Any]) -> Any:
+    """The config of a drafter of one method.
+
+    Raises:
+        ValueError: it is another method's.
+    """
+    if drafter.method != method or not isinstance(drafter.config, kind):
+        raise ValueError(f"a drafter of method {drafter.method!r} cannot be written as one of {method!r}")
+    return drafter.config
+
+
+def refuse_broken(file: epath.Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Raises ValueError where a tensor holds NaN or infinity."""
+    broken = [name for name, value in tensors.items() if not np.isfinite(np.asarray(value, np.float32)).all()]
+    if broken:
+        raise ValueError(f"{file} holds NaN or infinity in {some(broken)}: the file is of no use")
 
 
 def some(names: Iterable[str]) -> str:

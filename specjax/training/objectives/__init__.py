@@ -2,6 +2,8 @@
 
 from specjax.training.objectives.base import Loss, Objective
 from specjax.training.objectives.distill import DIVERGENCES, Distill
+from specjax.training.objectives.hydra import Hydra
 from specjax.training.objectives.lm import LanguageModel
+from specjax.training.objectives.medusa import Medusa
 
-__all__ = ["DIVERGENCES", "Distill", "LanguageModel", "Loss", "Objective"]
+__all__ = ["DIVERGENCES", "Distill", "Hydra", "LanguageModel", "Loss", "Medusa", "Objective"]

@@ -8,12 +8,16 @@ from typing import Any
 
 from specjax.models import Target
 from specjax.models.eagle import Eagle3Config, EagleConfig, default_taps, draft_layer
+from specjax.models.medusa import HydraConfig, MedusaConfig
 from specjax.training.draft import Student
 from specjax.training.objectives.base import Objective
 from specjax.training.objectives.distill import Distill
 from specjax.training.objectives.eagle import EagleRegression
 from specjax.training.objectives.eagle3 import TrainingTimeTest
+from specjax.training.objectives.heads import HeadsLoss
+from specjax.training.objectives.hydra import Hydra
 from specjax.training.objectives.lm import LanguageModel
+from specjax.training.objectives.medusa import Medusa
 
 
 def _student(target: Target, options: dict[str, Any]) -> Student:
@@ -55,10 +59,41 @@ def _eagle3(
     return TrainingTimeTest(config, steps, decay)
 
 
+def _shapes(target: Target, draft_vocab: int, num_heads: int, num_layers: int) -> dict[str, Any]:
+    """What the configs of Medusa and Hydra share."""
+    return {
+        "hidden_size": target.config.hidden_size,
+        "vocab_size": target.config.vocab_size,
+        "head_size": draft_vocab,
+        "num_heads": num_heads,
+        "num_layers": num_layers,
+        "final_softcap": target.config.final_softcap,
+    }
+
+
+def _medusa(target: Target, draft_vocab: int, num_heads: int, num_layers: int = 1, **criterion: Any) -> Objective:
+    return Medusa(MedusaConfig(**_shapes(target, draft_vocab, num_heads, num_layers)), HeadsLoss(**criterion))
+
+
+def _hydra(
+    target: Target,
+    draft_vocab: int,
+    num_heads: int,
+    num_layers: int = 1,
+    embed_rank: int = 0,
+    residual: str = "linear",
+    **criterion: Any,
+) -> Objective:
+    shapes = _shapes(target, draft_vocab, num_heads, num_layers)
+    return Hydra(HydraConfig(**shapes, embed_rank=embed_rank, residual=residual), HeadsLoss(**criterion))
+
+
 # name -> maker(target, **options)
 OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "distill": _distill,
     "eagle": _eagle,
     "eagle3": _eagle3,
+    "hydra": _hydra,
     "lm": _lm,
+    "medusa": _medusa,
 }
