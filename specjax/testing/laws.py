@@ -12,11 +12,14 @@ from specjax.analysis import g_test, sequence_counts
 from specjax.decoding import Draft, Keys, Kind, Rule, Sampling, Scores, log_law, make_sampling
 from specjax.decoding.loop import emitted_block
 from specjax.decoding.sampling import DRAFT, draw
+from specjax.decoding.tree import chain, depths
 from specjax.testing.markov import random_law, sequence_law
 
 VOCAB, DEPTH, HORIZON, ROOT = 4, 2, 3, 1
 TARGET, DRAFTED = random_law(VOCAB, 0), random_law(VOCAB, 1)
+CHAINS: frozenset[Kind] = frozenset({"fixed", "iid"})
 FALSE_ALARM = 1e-6
+ROWS = 1 << 12  # Steps that run side by side; all draws at once would only fold large constants.
 COMPLETION = 99  # A purpose of its own for the tokens behind the step.
 
 # draws -> sampling parameters of so many rows
@@ -64,14 +67,28 @@ def tree_draft(kind: Kind) -> MakeDraft:
     return make
 
 
+def chain_draft(kind: Kind) -> MakeDraft:
+    """Two nodes, drawn (`iid`, where every node is an only child) or chosen (`fixed`)."""
+
+    def make(keys: Keys, sampling: Sampling) -> Draft:
+        logits = jnp.log(jnp.asarray(DRAFTED, jnp.float32))
+        last, tokens, laws = jnp.full(keys.length.shape, ROOT), [], []
+        for slot in range(DEPTH):
+            laws.append(log_law(logits[last], sampling))
+            likeliest = jnp.argmax(laws[-1], -1).astype(jnp.int32)
+            last = likeliest if kind == "fixed" else keys.sample(DRAFT, slot, laws[-1])
+            tokens.append(last)
+        return chain(jnp.stack(tokens, 1), laws=None if kind == "fixed" else jnp.stack(laws, 1))
+
+    return make
+
+
 def score(draft: Draft) -> Scores:
     """What the Markov target answers to a draft under the root."""
     table = jnp.log(jnp.asarray(TARGET, jnp.float32))
     n = draft.tokens.shape[0]
     logits = jnp.concatenate([jnp.broadcast_to(table[ROOT], (n, 1, VOCAB)), table[draft.tokens]], 1)
-    depth = jnp.where(draft.parents < 0, 1, 2)
-    depths = jnp.concatenate([jnp.zeros((n, 1), jnp.int32), depth], axis=1)
-    return Scores(logits, jnp.argmax(logits, -1).astype(jnp.int32), depths, {})
+    return Scores(logits, jnp.argmax(logits, -1).astype(jnp.int32), depths(draft.parents), {})
 
 
 def draw_sequences(
@@ -82,23 +99,30 @@ def draw_sequences(
     Returns:
         Tokens `[draws, HORIZON]` and the mean number of accepted draft tokens.
     """
+    rows = min(draws, ROWS)
+    if draws % rows:
+        raise ValueError(f"draws={draws}; expected a multiple of {ROWS}")
 
-    @jax.jit
-    def run() -> tuple[jax.Array, jax.Array]:
-        keys, sampling = step_keys(draws, seed), make_sampling(draws)
+    def step(keys: Keys) -> tuple[jax.Array, jax.Array]:
+        sampling = make_sampling(rows)
         draft = make_draft(keys, sampling)
         verdict = rule.verify(draft, score(draft), sampling, keys)
         block = emitted_block(draft, verdict)
         table = jnp.log(jnp.asarray(TARGET, jnp.float32))
-        out, last = [], jnp.full((draws,), ROOT)
+        out, last = [], jnp.full((rows,), ROOT)
         for t in range(HORIZON):
             fresh = draw(keys.at(COMPLETION, keys.length + t, 0), log_law(table[last], sampling))
             last = jnp.where(t <= verdict.num_accepted, block[:, min(t, block.shape[1] - 1)], fresh)
             out.append(last)
-        return jnp.stack(out, 1), verdict.num_accepted.mean()
+        return jnp.stack(out, 1), verdict.num_accepted
 
-    tokens, accepted = run()
-    return np.asarray(tokens), float(accepted)
+    @jax.jit
+    def run(keys: Keys) -> tuple[jax.Array, jax.Array]:
+        parts = jax.tree.map(lambda x: x.reshape(draws // rows, rows, *x.shape[1:]), keys)
+        return jax.lax.map(step, parts)
+
+    tokens, accepted = run(step_keys(draws, seed))
+    return np.asarray(tokens).reshape(draws, HORIZON), float(np.mean(accepted))
 
 
 def p_value(tokens_nt: np.ndarray, make_sampling: MakeSampling) -> float:
@@ -111,12 +135,15 @@ def p_value(tokens_nt: np.ndarray, make_sampling: MakeSampling) -> float:
     return g_test(counts[law > 0], law[law > 0] / law.sum()).p_value
 
 
-def check_rule(make_rule: Callable[[int], Rule], *, draws: int = 1 << 20) -> dict[str, float]:
+def check_rule(
+    make_rule: Callable[[int], Rule], *, draws: int = 1 << 20, chains_only: bool = False
+) -> dict[str, float]:
     """The output law of a rule is the target's, for every kind of draft that it declares itself exact for.
 
     Args:
         make_rule: depth to rule.
         draws: single steps a case.
+        chains_only: for a rule that verifies no trees: drawn and chosen chains instead.
 
     Returns:
         The p-value of each case.
@@ -126,9 +153,10 @@ def check_rule(make_rule: Callable[[int], Rule], *, draws: int = 1 << 20) -> dic
     """
     rule = make_rule(DEPTH)
     found: dict[str, float] = {}
-    for kind in sorted(rule.exact_for):
+    make_draft, kinds = (chain_draft, CHAINS) if chains_only else (tree_draft, rule.exact_for)
+    for kind in sorted(rule.exact_for & kinds):
         for name, rows in (("plain", plain), ("warped", warped)):
-            tokens, _ = draw_sequences(rule, tree_draft(kind), rows, draws=draws)
+            tokens, _ = draw_sequences(rule, make_draft(kind), rows, draws=draws)
             found[f"{kind}, {name}"] = p_value(tokens, rows)
             if found[f"{kind}, {name}"] < FALSE_ALARM:
                 raise AssertionError(

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding.draft import Draft, Scores, Verdict
+from specjax.decoding.tree import pointers
 from specjax.verification.faults import find_fault
+from specjax.verification.paths import find_paths
 
 
 def longest_match(draft: Draft, scores: Scores, choice_bm: jax.Array, overlap_bn: jax.Array, depth: int) -> Verdict:
@@ -43,24 +45,10 @@ def _chain(match_bn: jax.Array, valid_bn: jax.Array, overlap_bn: jax.Array) -> t
 
 
 def _tree(draft: Draft, match_bn: jax.Array, overlap_bn: jax.Array, depth: int) -> tuple[jax.Array, jax.Array]:
-    batch = match_bn.shape[0]
-
-    def body(d: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        node, alive, path, overlap = carry
-        child = draft.valid & (draft.parents == node[:, None]) & alive[:, None]
-        first = jnp.argmax(child, -1)
-        first_overlap = jnp.take_along_axis(overlap_bn, first[:, None], axis=1)[:, 0]
-        overlap = overlap.at[:, d].set(jnp.where(child.any(-1), first_overlap, jnp.nan))
-        hit = child & match_bn
-        alive = hit.any(-1)
-        node = jnp.where(alive, jnp.argmax(hit, -1), node).astype(jnp.int32)
-        return node, alive, path.at[:, d].set(jnp.where(alive, node, -1)), overlap
-
-    init = (
-        jnp.full((batch,), -1, jnp.int32),
-        jnp.ones((batch,), bool),
-        jnp.full((batch, depth), -1, jnp.int32),
-        jnp.full((batch, depth), jnp.nan),
-    )
-    _, _, path, overlap = jax.lax.fori_loop(0, depth, body, init)
-    return path, overlap
+    """The longest path of matches, the first among equals: siblings may repeat a token, and only one goes on."""
+    paths = find_paths(draft, match_bn)
+    deepest = jnp.argmax(paths.alive & (paths.depths == paths.longest[:, None]), axis=-1)
+    path = paths.down_to(deepest, depth)
+    child = jnp.take_along_axis(pointers(draft)[0], jnp.maximum(path[:, :-1] + 1, 0), axis=1)
+    tried = jnp.take_along_axis(overlap_bn, jnp.maximum(child, 0), axis=1)
+    return jnp.maximum(path[:, 1:], -1), jnp.where((path[:, :-1] >= -1) & (child >= 0), tried, jnp.nan)

@@ -5,14 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specjax.decoding import Rule
+from specjax.verification.block import Block
 from specjax.verification.greedy import Greedy
+from specjax.verification.k_seq import KSeq
+from specjax.verification.lenient import Lenient
 from specjax.verification.one_hot import OneHot
 from specjax.verification.recursive import Recursive
+from specjax.verification.threshold import Threshold
+from specjax.verification.traversal import Traversal
+from specjax.verification.typical import Typical
 
-# name -> maker(depth)
-RULES: dict[str, Callable[[int], Rule]] = {
+# name -> maker(depth, **options)
+RULES: dict[str, Callable[..., Rule]] = {
+    "block": Block,
     "greedy": Greedy,
+    "k_seq": KSeq,
+    "lenient": Lenient,
     "one_hot": OneHot,
     "recursive": Recursive,
     "speculative": Recursive,
+    "threshold": Threshold,
+    "traversal": Traversal,
+    "typical": Typical,
 }
+
+
+def is_lossy(rule: Rule) -> bool:
+    """Whether a rule changes the output law on every kind of draft."""
+    return not rule.exact_for
+
+
+def label(name: str, rule: Rule) -> str:
+    """A rule's name as results give it: a lossy one says so."""
+    return f"{name} (lossy)" if is_lossy(rule) else name
