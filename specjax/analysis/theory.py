@@ -97,6 +97,51 @@ def break_even_draft_cost(
     return (expected_tokens(acceptance, gamma) / speedup - t_ratio) / draft_passes
 
 
+def ensemble_break_even(
+    members: int,
+    c: float,
+    t_ratio: float,
+    *,
+    alpha: float,
+    gamma: int,
+    ensemble_t_ratio: float | None = None,
+) -> float:
+    """How far above one drafter's an ensemble's acceptance must be to be as fast as that one drafter alone.
+
+    Both draft gamma tokens. An ensemble's draft pass costs `members` times c: its members run one after another, or
+    together, and then wait for as many weights. The rise d solves
+    `E(alpha + d) / (gamma members c + t') = E(alpha) / (gamma c + t)`.
+
+    Args:
+        members: N, at least 1.
+        c: one member's draft pass over a one-token target pass.
+        t_ratio: t, the verifying pass over a one-token one.
+        alpha: acceptance rate of the one drafter, constant over positions.
+        gamma: draft length.
+        ensemble_t_ratio: t' where the ensemble's draft is wider than a chain (a union has N gamma nodes); else t.
+
+    Returns:
+        d, in acceptance (0.05 is five points); infinity where not even an acceptance of 1 repays the members.
+    """
+    if members < 1:
+        raise ValueError(f"members {members}: expected at least 1.")
+    wanted = speedup_predicted(alpha, gamma, draft_passes=gamma, c=c, t_ratio=t_ratio)
+    wide = t_ratio if ensemble_t_ratio is None else ensemble_t_ratio
+
+    def repays(rate: float) -> bool:
+        return speedup_predicted(rate, gamma, draft_passes=gamma * members, c=c, t_ratio=wide) >= wanted
+
+    if repays(alpha):
+        return 0.0
+    if not repays(1.0):
+        return float("inf")
+    low, high = alpha, 1.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (low, middle) if repays(middle) else (middle, high)
+    return high - alpha
+
+
 @dataclass(frozen=True)
 class GammaChoice:
     """A draft length and its predicted speedup; gamma 0 (speedup 1) is plain decoding."""

@@ -157,6 +157,22 @@ def test_roofline_has_two_regimes():
     assert analysis.roofline_seconds(model, chip, batch=10, tokens=100) == pytest.approx(1000 * 2e9 / 1e14)
 
 
+def test_ensemble_break_even():
+    one = analysis.speedup_predicted(0.7, 4, draft_passes=4, c=0.05, t_ratio=1.1)
+    for members in range(1, 5):
+        rise = analysis.ensemble_break_even(members, 0.05, 1.1, alpha=0.7, gamma=4)
+        again = analysis.speedup_predicted(0.7 + rise, 4, draft_passes=4 * members, c=0.05, t_ratio=1.1)
+        assert abs(again - one) < 1e-6 and (rise > 0) == (members > 1)
+    # By hand at gamma = 1: (1 + a + d) / (2 c + t) = (1 + a) / (c + t).
+    assert abs(analysis.ensemble_break_even(2, 0.1, 1.0, alpha=0.5, gamma=1) - (1.5 * 1.2 / 1.1 - 1.5)) < 1e-6
+    assert analysis.ensemble_break_even(8, 0.2, 1.0, alpha=0.9, gamma=4) == float("inf")
+    # A union of two chains is also wider to verify.
+    wider = analysis.ensemble_break_even(2, 0.05, 1.1, alpha=0.7, gamma=4, ensemble_t_ratio=1.3)
+    assert wider > analysis.ensemble_break_even(2, 0.05, 1.1, alpha=0.7, gamma=4)
+    with pytest.raises(ValueError, match="members 0"):
+        analysis.ensemble_break_even(0, 0.1, 1.0, alpha=0.5, gamma=1)
+
+
 def test_batch_break_even():
     chip = analysis.Chip(bandwidth=1e12, flops=1e14)
     target = analysis.PassCost(weight_bytes=14e9, flops_per_token=14e9)
