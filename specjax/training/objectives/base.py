@@ -40,8 +40,8 @@ class Objective(Protocol):
     def init(self, key: jax.Array, target: Decoder, tables: Any) -> Any:
         """Parameters to start from: a plain tree of float arrays, nothing frozen in it."""
 
-    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array) -> Loss:
-        """The loss of a batch of packed rows, traced under jit."""
+    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
+        """The loss of a batch of packed rows, traced under jit; without a key (held-out rows) nothing is random."""
 
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """The trained drafter as it is saved; `info` says how it came to be."""

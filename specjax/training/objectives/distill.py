@@ -87,7 +87,7 @@ class Distill:
         del key, tables
         return self.student.init(target)
 
-    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array) -> Loss:
+    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
         """See the class. Metrics: `alpha` (sum min(p, q)), `mass` (sum p), `match` (first choice is the text's)."""
         del key
         if batch.normed is None or batch.lse is None:

@@ -31,7 +31,7 @@ class EagleRegression:
         feature_weight: of the smooth L1 loss.
         law_weight: of the cross-entropy against the target's law, restricted to the draft vocabulary with its true
             mass (`Step.cross_entropy`).
-        noise: width of the uniform noise on the features. The paper's 0.2 is for rows of 512 tokens, as here.
+        noise: width of the uniform noise on the features in training; the paper's 0.2 is for rows of 512 tokens.
     """
 
     config: EagleConfig
@@ -47,12 +47,12 @@ class EagleRegression:
         params["fc"]["kernel"] = params["fc"]["kernel"].at[width:].set(jnp.eye(width, dtype=self.config.layer.dtype))
         return params
 
-    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array) -> Loss:
+    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
         """See the class and `rollout_loss`, of one step."""
         check_store(batch, self.config.taps)
         net = training_network(self.config, draft_params, target, tables["vocab"])
         features = features_of(net, batch, self.config.taps)
-        if self.noise:
+        if self.noise and key is not None:
             features += self.noise * jax.random.uniform(key, features.shape, features.dtype, -0.5, 0.5)
         _, hidden = net.unrolled(batch.tokens, features, batch.positions, batch.segments, 1)
 

@@ -56,7 +56,7 @@ class TrainingTimeTest:
             params["norm"]["weight"] = jnp.array(target.final_norm.weight[...])
         return params
 
-    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array) -> Loss:
+    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
         """See the class and `rollout_loss`; the loss is normalised by the positions of the first step."""
         del key
         check_store(batch, self.config.taps)

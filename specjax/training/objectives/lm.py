@@ -35,7 +35,7 @@ class LanguageModel:
         del key, tables
         return self.student.init(target)
 
-    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array) -> Loss:
+    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
         """See the class. `match` is agreement of the first choice with the text, over all its tokens."""
         del key
         network, hidden = self.student.hidden(draft_params, target, tables["vocab"], batch)

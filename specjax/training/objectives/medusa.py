@@ -40,7 +40,7 @@ class Medusa:
         del target, tables
         return init_heads(self.config, key)
 
-    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array) -> Loss:
+    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
         """See `HeadsLoss`."""
         del key
         vocab = tables["vocab"]
