@@ -181,7 +181,7 @@ def law_p_value(
     subject = Subject(markov_graph(4), markov_params(law), drafter, params, tables)
     loop, weights = subject.loop(make_rule)
     batch = min(draws, 1 << 14)
-    counts = np.zeros(4**tokens)
+    counts = np.zeros(4**tokens, np.int64)
     for start in range(0, draws, batch):
         requests = [Request((0, 1), tokens, temperature=1.0, id=start + i) for i in range(batch)]
         state = decoding.prefill(loop, weights, requests, context=64, seed=seed)
