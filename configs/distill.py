@@ -21,6 +21,14 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "store": "runs/hidden/smollm2/train",
         "held_out": {"greedy": "runs/hidden/smollm2/greedy", "sampled": "runs/hidden/smollm2/sampled"},
         "max_shards": 0,  # of the training store; 0 for all that are finished
+        # Online, the target runs on the text in every step (accelerators), and no store is read. `taps` are the layer
+        # inputs that the objective reads besides the final hidden state.
+        "online": False,
+        "taps": (),
+        "temperature": -1.0,
+        "row_length": 512,
+        "held_out_text": "target_text/smollm2-135m-instruct.validation.jsonl.gz",
+        "held_out_rows": 16,  # of each held-out set
     }
     config.objective = {
         "name": "distill",

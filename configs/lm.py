@@ -13,7 +13,7 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
     config.data = {
         "text": "target_text/smollm2-135m-instruct.train.jsonl.gz",
         "temperature": 0.0,  # of the answers to learn from; negative for all
-        "held_out": "target_text/smollm2-135m-instruct.validation.jsonl.gz",
+        "held_out_text": "target_text/smollm2-135m-instruct.validation.jsonl.gz",
         "held_out_rows": 16,  # of each held-out set
         "row_length": 512,
     }

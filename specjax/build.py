@@ -279,14 +279,16 @@ def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: 
     name = options.pop("name")
     objective = lookup(OBJECTIVES, name, "objective")(target, **options)
     data = config.data
-    if "store" in data:
+    online = tuple(data.taps) if data.get("online") else None
+    if "store" in data and online is None:
         train: Source = HiddenStates(data.store, target, max_shards=data.max_shards or None)
         held_out: dict[str, Source] = {k: HiddenStates(path, target) for k, path in data.held_out.items()}
     else:
+        # A negative temperature takes every answer.
         wanted = data.temperature if data.temperature >= 0 else None
         train = text_rows(data_dir / data.text, target, data.row_length, wanted)
         held_out = {
-            k: text_rows(data_dir / data.held_out, target, data.row_length, t, data.held_out_rows)
+            k: text_rows(data_dir / data.held_out_text, target, data.row_length, t, data.held_out_rows)
             for k, t in {"greedy": 0.0, "sampled": 1.0}.items()
         }
     placement = placement_from_config(config, target)
@@ -300,6 +302,7 @@ def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: 
         train=train,
         held_out=held_out,
         placement=placement,
+        online=online,
     )
 
 

@@ -19,11 +19,12 @@ from etils import epath
 
 from specjax.checkpoints.rundir import RunDirectory
 from specjax.checkpoints.train_state import Checkpoints
-from specjax.models import merge
+from specjax.models import Tap, merge
 from specjax.models.target import Target
 from specjax.parallel import Placement
 from specjax.training.data import Batch, batches
 from specjax.training.objectives.base import Loss, Objective
+from specjax.training.online import with_hidden_states
 from specjax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 
 
@@ -110,6 +111,8 @@ class Trainer:
         train: rows to learn from.
         held_out: rows to evaluate on, by name.
         placement: where arrays lie; None for one device. Under it, target parameters and tables are on the mesh.
+        online: layer inputs that the target computes in the step, beside its final hidden state, where the rows are
+            text alone; None where the rows hold what the objective needs.
     """
 
     target: Target
@@ -120,6 +123,7 @@ class Trainer:
     train: Source
     held_out: Mapping[str, Source]
     placement: Placement | None = None
+    online: tuple[Tap, ...] | None = None
 
     def init(self, params: Any | None = None) -> TrainState:
         """The state at step 0; `params` replaces the objective's own start."""
@@ -143,6 +147,10 @@ class Trainer:
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update; the state is consumed."""
         return _step(self._statics, state, self.target.params, self.tables, batch)
+
+    def lower(self, batch: Any) -> jax.stages.Lowered:
+        """The update, lowered for a batch of abstract arrays, to be compiled for devices that may not be here."""
+        return _step.lower(self._statics, self._abstract(), self.target.params, self.tables, batch)
 
     def evaluate(self, params: Any) -> dict[str, float]:
         """`<set>/<metric>` over all rows of every held-out set, each position counted once."""
@@ -224,6 +232,7 @@ class Trainer:
             self.objective,
             self.optimizer,
             self.placement,
+            self.online,
             precision=c.precision,
             seed=c.seed,
             accumulate=c.accumulate,
@@ -288,14 +297,18 @@ class _Statics:
     objective: Objective
     optimizer: OptimizerConfig
     placement: Placement | None
+    online: tuple[Tap, ...] | None
     precision: str
     seed: int
     accumulate: int
     ema: float
 
-    def loss(self, params: Any, target_params: Any, tables: Any, batch: Batch, key: jax.Array) -> Loss:
+    def loss(self, params: Any, target_params: Any, tables: Any, batch: Batch, key: jax.Array | None) -> Loss:
         with jax.default_matmul_precision(self.precision):
-            return self.objective.loss(params, tables, merge(self.graph, target_params), batch, key)
+            target = merge(self.graph, target_params)
+            if self.online is not None:
+                batch = with_hidden_states(target, batch, self.online)
+            return self.objective.loss(params, tables, target, batch, key)
 
 
 @functools.partial(jax.jit, static_argnames=("statics",), donate_argnames=("state",))
@@ -348,7 +361,7 @@ def _accumulated(
 
 @functools.partial(jax.jit, static_argnames=("statics",))
 def _evaluate(statics: _Statics, params: Any, target_params: Any, tables: Any, batch: Batch) -> Loss:
-    return statics.loss(params, target_params, tables, batch, jax.random.key(0))
+    return statics.loss(params, target_params, tables, batch, None)
 
 
 def _fill(batch: Batch, rows: int) -> Batch:

@@ -1,0 +1,41 @@
+"""The target's hidden states computed in the training step itself, where a pass of the target is cheap to repeat.
+
+On accelerators this replaces the hidden-state store: no disk, any amount of text. The arrays are those of the store,
+not rounded to bfloat16.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.models import Decoder, Tap
+from specjax.training.data import Batch
+
+CHUNK = 1024  # Positions whose logits exist at a time.
+
+
+def with_hidden_states(target: Decoder, batch: Batch, taps: tuple[Tap, ...]) -> Batch:
+    """A batch with what the frozen target computes on it; no gradient flows into the target.
+
+    Args:
+        target: the target.
+        batch: packed rows of text.
+        taps: layer inputs to keep besides the final hidden state.
+    """
+    out = target.full(batch.tokens, batch.positions, batch.segments, taps=(*taps, "normed"))
+    kept = {str(tap): jax.lax.stop_gradient(out.taps[tap]) for tap in (*taps, "normed")}
+    normed = kept.pop("normed")
+    lse = jax.lax.stop_gradient(_log_sum_exp(target, normed))
+    return dataclasses.replace(batch, normed=normed, lse=jnp.where(batch.predicts, lse, 0.0), taps=kept)
+
+
+def _log_sum_exp(target: Decoder, normed_btd: jax.Array) -> jax.Array:
+    """Float32 `[B, T]`, without logits for more than a chunk of positions."""
+    flat = normed_btd.reshape(-1, normed_btd.shape[-1])
+    size = -(-len(flat) // CHUNK) * CHUNK
+    chunks = jnp.pad(flat, ((0, size - len(flat)), (0, 0))).reshape(-1, CHUNK, flat.shape[-1])
+    lse = jax.lax.map(lambda x: jax.nn.logsumexp(target.logits(x).astype(jnp.float32), axis=-1), chunks)
+    return lse.reshape(-1)[: len(flat)].reshape(normed_btd.shape[:2])
