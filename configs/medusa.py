@@ -1,4 +1,4 @@
-"""Trains Medusa heads on the target's stored hidden states (Cai et al. 2024): only their residual blocks, 2.6 MiB.
+"""Trains Medusa heads on the target's stored hidden states (Cai et al. 2024): only their residual blocks, 2.5 MiB.
 
     python -m experiments.hidden_states --config=configs/hidden_states.py:smollm2 --workdir=runs/hidden/smollm2
     python -m experiments.train --config=configs/medusa.py:smollm2 --workdir=runs/medusa

@@ -97,7 +97,7 @@ class SavedDrafter:
     """
 
     method: str
-    config: NetworkConfig
+    config: Any
     params: Any
     tables: Mapping[str, jax.Array]
     shares: tuple[str, ...]
@@ -191,6 +191,12 @@ def find_drafter(name: str | epath.Path) -> epath.Path | None:
 def is_drafter(name: str | epath.Path) -> bool:
     """Whether `load_drafter` would find something there."""
     return find_drafter(name) is not None
+
+
+def saved_method(name: str | epath.Path) -> str | None:
+    """The method of the drafter that `load_drafter` would find there; None where there is none."""
+    directory = find_drafter(name)
+    return None if directory is None else json.loads((directory / CONFIG).read_text()).get("method")
 
 
 def zoo_entries() -> list[str]:

@@ -16,7 +16,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.models.decoder import split
+from specjax.models.attention import View, cached_attention, causal_mask, full_attention
+from specjax.models.cache import KVCache, LayerCache, write
+from specjax.models.config import ModelConfig
+from specjax.models.decoder import DecoderLayer, RMSNorm, split
 from specjax.models.linear import Linear
 
 
@@ -67,6 +70,8 @@ class HydraConfig:
             published.
         residual: what the first block adds to: `linear`, a linear map of all that it reads, as published; `hidden`, the
             hidden state, which costs no parameters.
+        prefix: Hydra++: a layer that first runs over the hidden states, its shapes those of a model of one layer; or
+            None.
         final_softcap: see there.
         ranks: see there.
         dtype: see there.
@@ -80,6 +85,7 @@ class HydraConfig:
     own_head: bool = False
     embed_rank: int = 0
     residual: str = "linear"
+    prefix: ModelConfig | None = None
     final_softcap: float = 0.0
     ranks: int = 0
     dtype: str = "float32"
@@ -90,6 +96,9 @@ class HydraConfig:
             raise ValueError(f"residual={self.residual!r}; expected 'linear' or 'hidden'")
         if self.embed_rank < 0:
             raise ValueError(f"embed_rank={self.embed_rank}; expected a width, or 0 for whole embeddings")
+        if self.prefix is not None and (self.prefix.num_layers, self.prefix.hidden_size) != (1, self.hidden_size):
+            found = f"{self.prefix.num_layers} layers of width {self.prefix.hidden_size}"
+            raise ValueError(f"prefix has {found}; expected 1 layer of width {self.hidden_size}")
 
     @property
     def embed_width(self) -> int:
@@ -177,6 +186,36 @@ class MedusaHeads(nnx.Module):
         return _capped(jnp.stack(each, axis=-2), self.config.final_softcap)
 
 
+class PrefixLayer(nnx.Module):
+    """Hydra++'s own view of the text: one decoder layer and norm over the target's hidden states."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        c = config
+        self.config = c
+        self.layer = DecoderLayer(c, rngs=rngs)
+        self.norm = RMSNorm(c.hidden_size, eps=c.norm_eps, offset=c.norm_offset, dtype=c.dtype)
+
+    def full(self, hidden_btd: jax.Array, positions_bt: jax.Array, segments_bt: jax.Array) -> jax.Array:
+        """`[B, T, d]` over whole documents, for training."""
+        mask = causal_mask(positions_bt, segments_bt, self.config.windows[0])
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return full_attention(q, k, v, mask, self.config.attention_softcap)
+
+        return self.norm(self.layer(hidden_btd, positions_bt, self.config.ropes[0], attend))
+
+    def cached(self, hidden_btd: jax.Array, cache: KVCache, view: View) -> tuple[jax.Array, KVCache]:
+        """`[B, T, d]` over new positions, written to the layer's own cache."""
+        written: list[LayerCache] = []
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            written.append(write(cache.layers[0], k, v, view.start))
+            return cached_attention(q, written[0], view, self.config.windows[0], self.config.attention_softcap)
+
+        out = self.norm(self.layer(hidden_btd, view.positions, self.config.ropes[0], attend))
+        return out, dataclasses.replace(cache, layers=tuple(written))
+
+
 class HydraHead(nnx.Module):
     """One head: a block that reads hidden state and embeddings, then residual blocks."""
 
@@ -202,6 +241,7 @@ class HydraHeads(nnx.Module):
     def __init__(self, config: HydraConfig, *, rngs: nnx.Rngs):
         c = config
         self.config = c
+        self.prefix = PrefixLayer(c.prefix, rngs=rngs) if c.prefix is not None else None
         self.embed_in = Linear(c.hidden_size, c.embed_rank, dtype=c.dtype, rngs=rngs) if c.embed_rank else None
         self.heads = nnx.List([HydraHead(c, i, rngs=rngs) for i in range(c.num_heads)])
         self.lm_head = _shared_head(c, rngs)
@@ -230,19 +270,25 @@ def heads_graph(config: HeadsConfig) -> tuple[nnx.GraphDef[Any], Any]:
 def init_heads(config: HeadsConfig, key: jax.Array) -> Any:
     """Parameters to start training from, vocabulary matrices not among them: the heads say what the target says.
 
-    The residual blocks are zero, so that hidden states pass unchanged; only the map of the embeddings is random.
+    The residual blocks are zero, so that hidden states pass unchanged; only the map of the embeddings is random, and
+    the inner matrices of a prefix layer, which adds nothing to what passes but is normed.
     """
     abstract = heads_graph(config)[1]
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), _without_vocabulary(abstract))
     if isinstance(config, HydraConfig):
+        if config.prefix is not None:
+            prefix = split(PrefixLayer(config.prefix, rngs=nnx.Rngs(params=key)))[1]
+            for part in (prefix["layer"]["attn"]["o"], prefix["layer"]["mlp"]["down"]):
+                part["kernel"] = jnp.zeros_like(part["kernel"])
+            params["prefix"] = prefix
         if config.embed_rank:
             kernel = params["embed_in"]["kernel"]
             drawn = jax.random.normal(key, kernel.shape) * config.hidden_size**-0.5
             params["embed_in"]["kernel"] = drawn.astype(kernel.dtype)
         if config.residual == "linear":
             for head in params["heads"].values():
-                kernel = head["grounded"]["residual"]["kernel"]
-                head["grounded"]["residual"]["kernel"] = jnp.eye(*kernel.shape, dtype=kernel.dtype)
+                inputs, outputs = head["grounded"]["residual"]["kernel"].shape
+                head["grounded"]["residual"]["kernel"] = jnp.eye(inputs, outputs, dtype=config.dtype)
     return params
 
 

@@ -19,7 +19,7 @@ from tests.training import common
 
 KEY = jax.random.key(0)
 HEADS, RANKS, LENGTH, DRAFT_VOCAB = 3, 4, 160, 16
-NAMES = ["medusa", "hydra"]
+NAMES = ["medusa", "hydra", "hydra++"]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,9 @@ def objective(name, target, **criterion):
     loss = HeadsLoss(**{"teacher": 0.5, "ranks": RANKS, "chunk": 32} | criterion)
     if name == "medusa":
         return Medusa(MedusaConfig(**shapes), loss)
-    return Hydra(HydraConfig(**shapes, num_layers=2, embed_rank=8), loss)
+    if name == "hydra":
+        return Hydra(HydraConfig(**shapes, num_layers=2, embed_rank=8), loss)
+    return Hydra(HydraConfig(**shapes, residual="hidden", prefix=target.config.with_layers((1,))), loss)
 
 
 @functools.cache
@@ -77,16 +79,25 @@ def value(name, target, batch, params=None):
 @pytest.mark.parametrize("name", NAMES)
 def test_packed_documents_are_apart(target, name):
     made = common.documents(target, 3)
-    gradient, packed = value(name, target, stored(target, made))
-    parts = [value(name, target, stored(target, [document])) for document in made]
-    assert float(packed.weight) == pytest.approx(sum(float(p.weight) for _, p in parts)) > 10
+    batch = stored(target, made)
+    gradient, packed = value(name, target, batch)
+    ends = np.cumsum([len(document.tokens) for document in made])
+    parts = []
+    for document, end in zip(made, ends, strict=True):
+        # The very hidden states of the packed row: their rounding differs from pass to pass.
+        mine = slice(end - len(document.tokens), end)
+        fill = ((0, 0), (0, LENGTH - len(document.tokens)))
+        normed, lse = np.pad(batch.normed[:, mine], (*fill, (0, 0))), np.pad(batch.lse[:, mine], fill)
+        parts.append(value(name, target, lay_out([[document]], LENGTH).replace(normed=normed, lse=lse)))
+    assert float(packed.weight) == pytest.approx(sum(float(p.weight) for _, p in parts))
+    assert float(packed.weight) > 10
     assert float(packed.sum) == pytest.approx(sum(float(p.sum) for _, p in parts), rel=1e-4)
     for key, (top, bottom) in packed.metrics.items():
         assert float(top) == pytest.approx(sum(float(p.metrics[key][0]) for _, p in parts), abs=1e-4)
         assert float(bottom) == sum(float(p.metrics[key][1]) for _, p in parts)
     added = jax.tree.map(lambda *xs: sum(xs), *[g for g, _ in parts])
     for whole, summed in zip(jax.tree.leaves(gradient), jax.tree.leaves(added), strict=True):
-        np.testing.assert_allclose(whole, summed, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(whole, summed, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", range(HEADS))
@@ -194,7 +205,7 @@ def test_calibration_goes_with_the_heads(target, name):
     names = [[f"greedy/match_{i}", *(f"greedy/rank_{i}_{r}" for r in range(1, RANKS))] for i in range(HEADS)]
     held_out = {key: i / 10 + r / 100 for i, row in enumerate(names) for r, key in enumerate(row)}
     saved = made.export({}, tables, {"held_out": held_out})
-    assert (saved.method, saved.config.ranks) == (name, RANKS)
+    assert (saved.method, saved.config.ranks) == (name.removesuffix("++"), RANKS)
     want = [[i / 10 + r / 100 for r in range(RANKS)] for i in range(HEADS)]
     np.testing.assert_allclose(saved.tables["accuracy"], want, rtol=1e-6)
     plain = made.export({}, tables, {"held_out": {"greedy/loss": 1.0}})
@@ -214,5 +225,7 @@ def test_what_cannot_be_trained_is_refused(target):
             HeadsLoss(**bad)
     with pytest.raises(ValueError, match="residual='none'; expected 'linear' or 'hidden'"):
         HydraConfig(hidden_size=8, vocab_size=9, head_size=9, residual="none")
+    with pytest.raises(ValueError, match="prefix has 2 layers of width 32; expected 1 layer of width 8"):
+        HydraConfig(hidden_size=8, vocab_size=9, head_size=9, prefix=target.config)
     with pytest.raises(ValueError, match="head_size=10: expected 1 to the target's 9"):
         MedusaConfig(hidden_size=8, vocab_size=9, head_size=10)

@@ -15,17 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from specjax.checkpoints.drafters import SavedDrafter
+from specjax.models.eagle import ahead
 from specjax.models.medusa import HeadsConfig
 from specjax.training.data import Batch
 from specjax.training.objectives.base import Loss, masked_sum, over_positions
 from specjax.training.objectives.distill import law
 from specjax.training.objectives.lm import labels
-
-
-def ahead(x_bt: jax.Array, count: int) -> jax.Array:
-    """`[B, T, ...]`: the value `count` positions later, zero (or False) behind the end of the row."""
-    pad = ((0, 0), (0, count), *(((0, 0),) * (x_bt.ndim - 2)))
-    return jnp.pad(x_bt[:, count:], pad)
 
 
 def head_masks(batch: Batch, heads: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Hydra: heads in sequence on a frozen target (Ankner et al. 2024, section 3).
+"""Hydra and Hydra++: heads in sequence on a frozen target (Ankner et al. 2024, sections 3 and 4).
 
 Training feeds the text's own tokens; embeddings and vocabulary product are the target's own, by reference.
 """
@@ -14,10 +14,11 @@ import jax.numpy as jnp
 
 from specjax.checkpoints.drafters import SavedDrafter, target_head
 from specjax.models import Decoder, merge, split
+from specjax.models.eagle import ahead
 from specjax.models.medusa import HydraConfig, HydraHeads, heads_graph, init_heads
 from specjax.training.data import Batch
 from specjax.training.objectives.base import Loss
-from specjax.training.objectives.heads import HeadsLoss, ahead, exported, hidden_states
+from specjax.training.objectives.heads import HeadsLoss, exported, hidden_states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +42,16 @@ class Hydra:
         del target, tables
         return init_heads(self.config, key)
 
-    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array) -> Loss:
+    def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
         """See `HeadsLoss`."""
         del key
-        vocab, hidden = tables["vocab"], hidden_states(batch)
+        vocab, inputs = tables["vocab"], hidden_states(batch)
         head = jax.lax.stop_gradient(target_head(target.config, split(target)[1], vocab))
         network: HydraHeads = merge(heads_graph(self.config)[0], {**draft_params, "lm_head": {"kernel": head}})
         read = network.read(jax.lax.stop_gradient(target.embed(jnp.asarray(batch.tokens))))
-        inputs, outputs = hidden, []
+        if network.prefix is not None:
+            inputs = network.prefix.full(inputs, jnp.asarray(batch.positions), jnp.asarray(batch.segments))
+        outputs = []
         for i in range(self.config.num_heads):
             inputs = jnp.concatenate([inputs, ahead(read, i + 1)], axis=-1)
             outputs.append(network(i, inputs))

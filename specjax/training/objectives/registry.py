@@ -82,10 +82,14 @@ def _hydra(
     num_layers: int = 1,
     embed_rank: int = 0,
     residual: str = "linear",
+    prefix: bool = False,
     **criterion: Any,
 ) -> Objective:
+    """`prefix` is Hydra++'s layer, of the shapes of the target's last."""
     shapes = _shapes(target, draft_vocab, num_heads, num_layers)
-    return Hydra(HydraConfig(**shapes, embed_rank=embed_rank, residual=residual), HeadsLoss(**criterion))
+    layer = target.config.with_layers((target.config.num_layers - 1,)) if prefix else None
+    config = HydraConfig(**shapes, embed_rank=embed_rank, residual=residual, prefix=layer)
+    return Hydra(config, HeadsLoss(**criterion))
 
 
 # name -> maker(target, **options)
