@@ -8,9 +8,10 @@ What the draft proposed and the target accepted is green on a terminal. Settings
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -21,8 +22,18 @@ from rich.text import Text
 
 from experiments import _main
 from specjax import build
-from specjax.decoding import Loop, Request, Weights, check_requests, prefill, read_row
-from specjax.decoding.sampling import make_sampling
+from specjax.api import stop_tokens
+from specjax.decoding import (
+    Loop,
+    Request,
+    StopText,
+    Weights,
+    check_requests,
+    check_stop_strings,
+    prefill,
+    read_row,
+    request_sampling,
+)
 from specjax.evaluation.benchmark import encode
 from specjax.models import Target
 
@@ -47,7 +58,10 @@ def main(config: ml_collections.ConfigDict) -> None:
     text = read_prompt(flags.FLAGS.prompt)
     if config.max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={config.max_new_tokens}; expected at least 1")
-    sampling = make_sampling([config.temperature], [config.top_k], [config.top_p], [config.min_p])
+    check_stop_strings(config.stop)
+    # The prompt alone waits for the tokenizer; everything else is checked before a model is loaded.
+    asked = sampling_request(config)
+    sampling = request_sampling([asked])
 
     target = build.target_from_config(config.target)
     drafting = build.drafter_from_config(config.drafter, target)
@@ -55,14 +69,8 @@ def main(config: ml_collections.ConfigDict) -> None:
         target, drafting, sampling, rule=config.rule or None, precision=config.precision, layout=config.layout
     )
     system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
-    request = Request(
-        encode(target, [*system, {"role": "user", "content": text}]),
-        config.max_new_tokens,
-        config.temperature,
-        config.top_k,
-        config.top_p,
-        config.min_p,
-    )
+    prompt = encode(target, [*system, {"role": "user", "content": text}])
+    request = dataclasses.replace(asked, prompt=prompt, stop=stop_tokens(target, config.stop))
     check_requests([request], target.context, target.config.vocab_size)
     start = time.perf_counter()
     with notes.status("compiling (kept for the next time)"):
@@ -70,7 +78,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     compiled = time.perf_counter() - start
 
     tally = Tally()
-    for piece, drafted in stream(loop, weights, request, target, config.seed, tally):
+    for piece, drafted in stream(loop, weights, request, target, config.seed, tally, config.stop):
         show(console, piece, drafted)
     console.print()
     seconds = tally.prefill_seconds + tally.decode_seconds
@@ -81,6 +89,23 @@ def main(config: ml_collections.ConfigDict) -> None:
         f"the rest {tally.decode_seconds:.2f} s;",
         f"before that {compiled:.1f} s to compile, or to read what was compiled)",
         soft_wrap=True,
+    )
+
+
+def sampling_request(config: ml_collections.ConfigDict) -> Request:
+    """What the config says about the answer, for a prompt that is still to come."""
+    return Request(
+        prompt=(),
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        repetition_penalty=config.repetition_penalty,
+        presence_penalty=config.presence_penalty,
+        frequency_penalty=config.frequency_penalty,
+        logit_bias=dict(config.logit_bias),
+        suppress_tokens=tuple(config.suppress_tokens),
     )
 
 
@@ -105,10 +130,16 @@ def warm_up(loop: Loop, weights: Weights, request: Request, target: Target, seed
 
 
 def stream(
-    loop: Loop, weights: Weights, request: Request, target: Target, seed: int, tally: Tally
+    loop: Loop,
+    weights: Weights,
+    request: Request,
+    target: Target,
+    seed: int,
+    tally: Tally,
+    stops: Sequence[str] = (),
 ) -> Iterator[tuple[str, bool]]:
-    """Yields `(text, whether it was drafted)`, and fills the tally."""
-    decoder, seen, accepted = target.tokenizer.stream(), 0, 0
+    """Yields `(text, whether it was drafted)` up to the first stop string, and fills the tally."""
+    decoder, watch, seen, accepted = target.tokenizer.stream(), StopText(stops), 0, 0
     start = time.perf_counter()
     state = jax.block_until_ready(prefill(loop, weights, [request], context=target.context, seed=seed))
     tally.prefill_seconds = time.perf_counter() - start
@@ -120,11 +151,13 @@ def stream(
         so_far = int((row.accepted * range(len(row.accepted))).sum())
         for i, token in enumerate(row.tokens[seen:]):
             if token not in target.eos_ids:
-                yield decoder.push(token), i < so_far - accepted
+                yield watch.push(decoder.push(token)), i < so_far - accepted
         seen, accepted = len(row.tokens), so_far
         tally.tokens, tally.steps, tally.emitted = len(row.tokens), row.steps, row.emitted
+        if watch.found:
+            break
     tally.decode_seconds = time.perf_counter() - start
-    yield decoder.finish(), False
+    yield watch.push(decoder.finish()) + watch.finish(), False
 
 
 def show(console: Console, piece: str, drafted: bool) -> None:

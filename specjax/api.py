@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import jax
 from specjax import build, checkpoints, decoding
 from specjax.build import Drafting
 from specjax.checkpoints import drafters
-from specjax.decoding import Completion, Request, make_sampling
+from specjax.decoding import MAX_STOP_TOKENS, Completion, Request, StopText, cut_text, request_sampling
 from specjax.models import Target, pack
 
 _PACKED: weakref.WeakKeyDictionary[Target | Drafting, Any] = weakref.WeakKeyDictionary()
@@ -23,12 +23,15 @@ class Result:
     """One completed prompt.
 
     Attributes:
-        text: the answer, without the end-of-sequence token.
-        completion: tokens, finish reason and counts.
+        text: the answer, without the end-of-sequence token, up to the first stop string.
+        completion: tokens and counts of what the loop emitted. Where a stop string was spelt by other tokens than
+            its own, tokens follow that are not in the text.
+        finish: why the text ends: `stop` (end of sequence), `stop_sequence` or `length`.
     """
 
     text: str
     completion: Completion
+    finish: str
 
     @property
     def tau(self) -> float:
@@ -50,8 +53,8 @@ def load_drafter(name: str, target: Target, **options: Any) -> Drafting:
         target: what it drafts for.
         **options: of the method, `num_nodes` for instance.
     """
-    if name not in build.DRAFTERS and ":" not in name and drafters.is_drafter(name):
-        return build.make_drafter("draft_model", target, source=name, **options)
+    if name not in build.DRAFTERS and ":" not in name and (method := drafters.saved_method(name)):
+        return build.make_drafter(method, target, source=name, **options)
     return build.make_drafter(name, target, **options)
 
 
@@ -77,6 +80,12 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    suppress_tokens: Sequence[int] = (),
+    stop: str | Sequence[str] = (),
     seed: int = 0,
     rule: str | None = None,
     batch: int = 1,
@@ -92,20 +101,38 @@ def generate(
         top_k: 0 for all.
         top_p: in (0, 1].
         min_p: in [0, 1).
+        repetition_penalty: > 0, 1 for none; over prompt and answer, as Hugging Face has it.
+        presence_penalty: 0 for none; over the answer alone, as OpenAI and vLLM have it.
+        frequency_penalty: 0 for none; likewise, for each time that a token was emitted.
+        logit_bias: what to add to the logits of token ids.
+        suppress_tokens: ids that are never emitted.
+        stop: strings that end the answer and are no part of it. Decoding stops where their usual tokens complete one;
+            the text is searched as well, since other tokens may spell the same.
         seed: with the prompt's index, fixes every random choice.
         rule: verification rule; the exact one that fits best by default.
         batch: prompts that run together.
     """
     several = [prompts] if isinstance(prompts, str) else list(prompts)
-    requests = [
-        Request(tuple(encode_chat(target, p)), max_new_tokens, temperature, top_k, top_p, min_p, id=i)
-        for i, p in enumerate(several)
-    ]
+    stops = _stop_strings(stop)
+    options: dict[str, Any] = dict(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=dict(logit_bias or {}),
+        suppress_tokens=tuple(suppress_tokens),
+        stop=stop_tokens(target, stops),
+    )
+    requests = [Request(tuple(encode_chat(target, p)), id=i, **options) for i, p in enumerate(several)]
     loop, weights = _loop(target, drafting, requests, rule)
     done = decoding.generate(
         loop, weights, requests, context=target.context, vocab=target.config.vocab_size, seed=seed, batch=batch
     )
-    results = [Result(_text(target, c), c) for c in done]
+    results = [_result(target, c, stops) for c in done]
     return results[0] if isinstance(prompts, str) else results
 
 
@@ -119,33 +146,64 @@ def stream(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    suppress_tokens: Sequence[int] = (),
+    stop: str | Sequence[str] = (),
     seed: int = 0,
     rule: str | None = None,
 ) -> Iterator[tuple[str, bool]]:
-    """Yields `(piece of text, whether it was drafted)` as steps are taken, over the same compiled step."""
-    request = Request(tuple(encode_chat(target, prompt)), max_new_tokens, temperature, top_k, top_p, min_p)
+    """Yields `(piece of text, whether it was drafted)` as steps are taken, over the same compiled step.
+
+    Arguments are those of `generate`. Text that may begin a stop string is held back until it is decided.
+    """
+    stops = _stop_strings(stop)
+    request = Request(
+        tuple(encode_chat(target, prompt)),
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=dict(logit_bias or {}),
+        suppress_tokens=tuple(suppress_tokens),
+        stop=stop_tokens(target, stops),
+    )
     loop, weights = _loop(target, drafting, [request], rule)
-    decoder = target.tokenizer.stream()
+    decoder, watch = target.tokenizer.stream(), StopText(stops)
     for tokens, drafted in decoding.stream(
         loop, weights, request, context=target.context, vocab=target.config.vocab_size, seed=seed
     ):
         for i, token in enumerate(tokens):
             if token not in target.eos_ids:
-                yield decoder.push(token), i < drafted
-    yield decoder.finish(), False
+                yield watch.push(decoder.push(token)), i < drafted
+            if watch.found:
+                return
+    yield watch.push(decoder.finish()) + watch.finish(), False
+
+
+def stop_tokens(target: Target, stops: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The usual tokens of each stop string, for the loop; a longer one than it takes is left to the text search."""
+    encoded = [tuple(target.tokenizer.encode(stop, add_special=False)) for stop in stops]
+    return tuple(ids for ids in encoded if 1 <= len(ids) <= MAX_STOP_TOKENS)
+
+
+def _stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    decoding.check_stop_strings(stops)
+    return stops
 
 
 def _loop(
     target: Target, drafting: Drafting, requests: Sequence[Request], rule: str | None
 ) -> tuple[decoding.Loop, decoding.Weights]:
     decoding.check_requests(requests, target.context, target.config.vocab_size)
-    sampling = make_sampling(
-        [r.temperature for r in requests],
-        [r.top_k for r in requests],
-        [r.top_p for r in requests],
-        [r.min_p for r in requests],
-    )
-    loop, weights = build.make_loop(target, drafting, sampling, rule=rule)
+    loop, weights = build.make_loop(target, drafting, request_sampling(requests), rule=rule)
     if jax.default_backend() != "cpu":
         return loop, weights
     return loop, dataclasses.replace(weights, target=_packed(target), drafter=_packed(drafting))
@@ -158,5 +216,7 @@ def _packed(owner: Target | Drafting) -> Any:
     return _PACKED[owner]
 
 
-def _text(target: Target, completion: Completion) -> str:
-    return target.tokenizer.decode([t for t in completion.tokens if t not in target.eos_ids])
+def _result(target: Target, completion: Completion, stops: Sequence[str]) -> Result:
+    text = target.tokenizer.decode([t for t in completion.tokens if t not in target.eos_ids])
+    text, found = cut_text(text, stops)
+    return Result(text, completion, "stop_sequence" if found else completion.finish)

@@ -1,24 +1,42 @@
 """The draft-verify loop, its pytrees and protocols. It is handed drafters and rules and imports none."""
 
 from specjax.decoding.draft import Context, Draft, Drafter, Kind, Probes, Resume, Rule, Scores, Stateless, Verdict
-from specjax.decoding.generate import Completion, Request, check_requests, generate, prefill, read_row, stream
+from specjax.decoding.generate import (
+    Completion,
+    Request,
+    check_requests,
+    generate,
+    prefill,
+    read_row,
+    request_sampling,
+    stream,
+)
 from specjax.decoding.loop import Loop, Weights, score
+from specjax.decoding.processors import History
 from specjax.decoding.sampling import Keys, Sampling, log_law, make_sampling, request_keys
-from specjax.decoding.state import FINISH_NAMES, DecodeState, Statistics, insert_row
+from specjax.decoding.state import DecodeState, Statistics, insert_row
+from specjax.decoding.stop_strings import StopText, check_stop_strings, cut_text
+from specjax.decoding.termination import FINISH_NAMES, MAX_STOP_TOKENS
+from specjax.decoding.tree import TreeSpec
 
 __all__ = [
     "Completion",
     "Request",
     "check_requests",
+    "check_stop_strings",
+    "cut_text",
     "generate",
     "prefill",
     "read_row",
+    "request_sampling",
     "stream",
     "FINISH_NAMES",
+    "MAX_STOP_TOKENS",
     "Context",
     "DecodeState",
     "Draft",
     "Drafter",
+    "History",
     "Keys",
     "Kind",
     "Loop",
@@ -29,6 +47,8 @@ __all__ = [
     "Scores",
     "Stateless",
     "Statistics",
+    "StopText",
+    "TreeSpec",
     "Verdict",
     "Weights",
     "insert_row",

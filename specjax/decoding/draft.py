@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import flax.struct
 import jax
 
+from specjax.decoding.processors import History, process
 from specjax.decoding.sampling import Keys, Sampling
 from specjax.models import Decoder, KVCache, Tap
 
@@ -127,16 +128,38 @@ class Context:
         tokens: `[B, L]` int32; the root is `tokens[length - 1]`.
         length: `[B]` int32 committed tokens, the prompt included. At least 2 in every step.
         sampling: the rows' sampling parameters.
+        history: the committed tokens counted, where some row has penalties.
     """
 
     tokens: jax.Array
     length: jax.Array
     sampling: Sampling
+    history: History | None = None
 
     def last(self, count: int) -> jax.Array:
         """The last `count` committed tokens `[B, count]`; the root is the last of them."""
         slots = self.length[:, None] - count + jax.numpy.arange(count)
         return jax.numpy.take_along_axis(self.tokens, slots, axis=1)
+
+    def process(
+        self,
+        logits_bmv: jax.Array,
+        drafted_ba: jax.Array | None = None,
+        on_path_bma: jax.Array | None = None,
+        vocab: jax.Array | None = None,
+    ) -> jax.Array:
+        """A drafter's logits as the target's will be processed (see `specjax.decoding.processors.process`).
+
+        Warp the result with `log_law`. A draft law without it is still verified exactly, but meets the target's less
+        often.
+
+        Args:
+            logits_bmv: at M places of each row.
+            drafted_ba: int32 tokens drafted so far, in the ids of `logits`; None for none.
+            on_path_bma: bool, which of them are in front of each place.
+            vocab: `[Vd]` target ids of a reduced draft vocabulary.
+        """
+        return process(logits_bmv, self.sampling, self.history, drafted_ba, on_path_bma, vocab)
 
 
 class Drafter(Protocol):

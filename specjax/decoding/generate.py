@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,8 @@ import numpy as np
 
 from specjax.decoding.loop import Loop, Weights
 from specjax.decoding.sampling import Sampling, make_sampling, request_keys
-from specjax.decoding.state import FINISH_NAMES, DecodeState, insert_row
+from specjax.decoding.state import DecodeState, insert_row
+from specjax.decoding.termination import FINISH_NAMES, check_stops, stop_array
 
 BUCKET = 128  # Token buffers are whole multiples of this, so that few programs are compiled.
 REFILL_STEPS = 1 << 30
@@ -29,6 +30,13 @@ class Request:
         top_p: in (0, 1].
         min_p: in [0, 1).
         id: names the request's randomness; results do not depend on where in a batch it runs.
+        repetition_penalty: > 0, 1 for none; over prompt and output.
+        presence_penalty: 0 for none; over the output alone.
+        frequency_penalty: 0 for none; over the output alone.
+        logit_bias: what to add to single tokens' logits.
+        suppress_tokens: ids that are never emitted.
+        stop: sequences of token ids; the text ends with the first that is complete within the output. It ends by
+            token ids: a string that other tokens spell too is looked for in the text, by `specjax.generate`.
     """
 
     prompt: tuple[int, ...]
@@ -38,6 +46,12 @@ class Request:
     top_p: float = 1.0
     min_p: float = 0.0
     id: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict, hash=False)
+    suppress_tokens: tuple[int, ...] = ()
+    stop: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +59,13 @@ class Completion:
     """What a request got.
 
     Attributes:
-        tokens: emitted ids, the end-of-sequence token included when there is one.
-        finish: `stop`, `length` or `fault`.
+        tokens: emitted ids, the end-of-sequence token or the stop sequence included when there is one.
+        finish: `stop` (end of sequence), `stop_sequence`, `length` or `fault`; in this order of precedence where
+            several fall on one token, `fault` before all.
         steps: target passes after the prefill.
         emitted: tokens that those passes emitted; `emitted / steps` is tau.
-        accepted: `[D + 1]` steps by number of accepted draft tokens.
-        reached: `[D]` steps whose verification got to each depth.
+        accepted: `[D + 1]` steps by number of accepted draft tokens that were emitted.
+        reached: `[D]` steps whose verification got to each depth, up to where the text ends.
         overlap: `[D]` summed overlap of target and draft law at each depth; over `reached` it is alpha by position.
         prompt_length: tokens of the prompt.
     """
@@ -69,8 +84,8 @@ def check_requests(requests: Sequence[Request], context: int, vocab: int) -> Non
     """Checks before anything compiles.
 
     Raises:
-        ValueError: no requests, an empty prompt, an id outside the vocabulary, a budget below 1, or a prompt that
-            does not fit the context.
+        ValueError: no requests, an empty prompt, an id outside the vocabulary, a budget below 1, a prompt that does
+            not fit the context, a bad stop sequence, or no token that is not suppressed.
     """
     if not requests:
         raise ValueError("no prompts were given; expected at least one")
@@ -86,6 +101,12 @@ def check_requests(requests: Sequence[Request], context: int, vocab: int) -> Non
             raise ValueError(
                 f"prompt {i} has {len(request.prompt)} tokens, but the model's context is {context}; shorten the prompt"
             )
+        for name, ids in (("logit_bias", request.logit_bias), ("suppress_tokens", request.suppress_tokens)):
+            if outside := [t for t in ids if not 0 <= t < vocab]:
+                raise ValueError(f"{name} of prompt {i} names token {outside[0]}; expected ids in 0..{vocab - 1}")
+        if len(set(request.suppress_tokens)) == vocab:
+            raise ValueError(f"suppress_tokens of prompt {i} holds the whole vocabulary; leave at least one token")
+        check_stops(request.stop, vocab, f"prompt {i}")
 
 
 def buffer_length(loop: Loop, requests: Sequence[Request], context: int) -> int:
@@ -95,11 +116,60 @@ def buffer_length(loop: Loop, requests: Sequence[Request], context: int) -> int:
     return -(-longest // BUCKET) * BUCKET
 
 
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """What requests ask for, one row each: their sampling and stop sequences in shapes and statics of one program."""
+
+    sampling: Sampling
+    stops: jax.Array | None
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> _Options:
+        sampling = make_sampling(
+            [r.temperature for r in requests],
+            [r.top_k for r in requests],
+            [r.top_p for r in requests],
+            [r.min_p for r in requests],
+            repetition_penalty=[r.repetition_penalty for r in requests],
+            presence_penalty=[r.presence_penalty for r in requests],
+            frequency_penalty=[r.frequency_penalty for r in requests],
+            logit_bias=[r.logit_bias for r in requests],
+            suppress_tokens=[r.suppress_tokens for r in requests],
+        )
+        stops = stop_array([r.stop for r in requests])
+        return cls(sampling, None if stops is None else jnp.asarray(stops))
+
+    def rows(self, chosen: Sequence[int]) -> _Options:
+        take = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[list(chosen)]), (self.sampling, self.stops))
+        return _Options(*take)
+
+
+def request_sampling(requests: Sequence[Request]) -> Sampling:
+    """The sampling parameters of these requests, one a row, and the statics that suit all of them.
+
+    Raises:
+        ValueError: see `make_sampling`.
+    """
+    return _Options.of(requests).sampling
+
+
 def prefill(
     loop: Loop, weights: Weights, requests: Sequence[Request], *, context: int, seed: int, buffer: int | None = None
 ) -> DecodeState:
     """Puts requests side by side in one batch and runs their prompts."""
     buffer = buffer or buffer_length(loop, requests, context)
+    return _prefill(loop, weights, requests, _Options.of(requests), context, seed, buffer)
+
+
+def _prefill(
+    loop: Loop,
+    weights: Weights,
+    requests: Sequence[Request],
+    options: _Options,
+    context: int,
+    seed: int,
+    buffer: int,
+) -> DecodeState:
     tokens = np.zeros((len(requests), buffer), np.int32)
     for row, request in zip(tokens, requests, strict=True):
         row[: len(request.prompt)] = request.prompt
@@ -108,8 +178,9 @@ def prefill(
         jnp.asarray(tokens),
         jnp.asarray([len(r.prompt) for r in requests], jnp.int32),
         jnp.asarray([_limit(r, context) for r in requests], jnp.int32),
-        _sampling(requests),
+        options.sampling,
         request_keys(seed, [r.id for r in requests]),
+        options.stops,
     )
 
 
@@ -131,8 +202,7 @@ def generate(
     Args:
         loop: the compiled program's statics.
         weights: parameters.
-        requests: what to complete; all or none must be greedy for refill to share one program, which holds when
-            sampling statics agree.
+        requests: what to complete; those that differ in what they use run in one program that has all of it.
         context: longest sequence the target allows.
         vocab: ids below this are valid.
         seed: with each request's id, fixes every random choice.
@@ -148,11 +218,14 @@ def generate(
     done: dict[int, Completion] = {}
     waiting = list(range(len(requests)))
     owners = [waiting.pop(0) for _ in range(min(batch, len(waiting)))]
-    # One set of sampling statics for all, so that a refill keeps the program.
-    shared = _sampling(requests)
-    state = _with_statics(
-        prefill(loop, weights, [requests[i] for i in owners], context=context, seed=seed, buffer=buffer), shared
-    )
+    # One set of statics and shapes for all, so that a refill keeps the program.
+    options = _Options.of(requests)
+
+    def start(chosen: list[int]) -> DecodeState:
+        group = [requests[i] for i in chosen]
+        return _prefill(loop, weights, group, options.rows(chosen), context, seed, buffer)
+
+    state = start(owners)
     live = dict(enumerate(owners))
     while live:
         finished = np.asarray(state.done)
@@ -162,8 +235,7 @@ def generate(
                 del live[row]
                 continue
             live[row] = waiting.pop(0)
-            fresh = prefill(loop, weights, [requests[live[row]]], context=context, seed=seed, buffer=buffer)
-            state = _insert(state, jnp.int32(row), _with_statics(fresh, shared))
+            state = _insert(state, jnp.int32(row), start([live[row]]))
         if live and not any(np.asarray(state.done)[r] for r in live):
             state = loop.run(weights, state, REFILL_STEPS, stop="any_done")
     completions = [done[i] for i in range(len(requests))]
@@ -210,17 +282,3 @@ _insert = jax.jit(insert_row, donate_argnums=0)
 
 def _limit(request: Request, context: int) -> int:
     return min(len(request.prompt) + request.max_new_tokens, context)
-
-
-def _sampling(requests: Sequence[Request]) -> Sampling:
-    return make_sampling(
-        [r.temperature for r in requests],
-        [r.top_k for r in requests],
-        [r.top_p for r in requests],
-        [r.min_p for r in requests],
-    )
-
-
-def _with_statics(state: DecodeState, like: Sampling) -> DecodeState:
-    sampling = dataclasses.replace(state.sampling, greedy=like.greedy, warps=like.warps)
-    return dataclasses.replace(state, sampling=sampling)

@@ -13,9 +13,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.decoding import tree
-from specjax.decoding.draft import Draft, Drafter, Rule, Scores, Verdict
+from specjax.decoding.draft import Context, Draft, Drafter, Rule, Scores, Verdict
+from specjax.decoding.processors import init_history, process
 from specjax.decoding.sampling import Keys, Sampling, next_token
-from specjax.decoding.state import FAULT, LENGTH, RUNNING, STOP, DecodeState, init_statistics
+from specjax.decoding.state import DecodeState, init_statistics
+from specjax.decoding.termination import FAULT, RUNNING, cut, find_stops
 from specjax.models import Decoder, KVCache, compact, init_cache, merge
 from specjax.models.attention import causal_view
 from specjax.parallel import spread_rows
@@ -70,6 +72,7 @@ class Loop:
         limit_b: jax.Array,
         sampling: Sampling,
         request_b2: jax.Array,
+        stops_bsk: jax.Array | None = None,
     ) -> DecodeState:
         """Runs whole prompts in chunks and emits each row's first token.
 
@@ -81,10 +84,11 @@ class Loop:
             limit_b: int32 length at which to stop, larger than the prompt's and at most L - D - 1.
             sampling: per-row parameters.
             request_b2: uint32 key data of each request.
+            stops_bsk: int32 stop sequences (see `termination.stop_array`), or None.
         """
         # The rule plays no part in a prefill: loops that differ in it share the program.
         ruleless = dataclasses.replace(self, rule=None)
-        return ruleless._prefill(weights, tokens_bl, prompt_length_b, limit_b, sampling, request_b2)
+        return ruleless._prefill(weights, tokens_bl, prompt_length_b, limit_b, sampling, request_b2, stops_bsk)
 
     @partial(jax.jit, static_argnames=("self",), donate_argnames=("state",))
     def step(self, weights: Weights, state: DecodeState) -> DecodeState:
@@ -129,12 +133,13 @@ class Loop:
         limit: jax.Array,
         sampling: Sampling,
         request: jax.Array,
+        stops: jax.Array | None,
     ) -> DecodeState:
         with jax.default_matmul_precision(self.precision):
             target = merge(self.graph, weights.target)
             batch, buffer = tokens.shape
-            tokens, prompt_length, limit, sampling, request = spread_rows(
-                (tokens, prompt_length, limit, sampling, request)
+            tokens, prompt_length, limit, sampling, request, stops = spread_rows(
+                (tokens, prompt_length, limit, sampling, request, stops)
             )
             cache = spread_rows(init_cache(target.config, batch, self.capacity(buffer)))
             capacity = cache.layers[0].k.shape[1]
@@ -162,17 +167,23 @@ class Loop:
             chunks = (jnp.max(prompt_length) + self.chunk - 1) // self.chunk
             cache, state, last = jax.lax.fori_loop(0, chunks, body, (cache, state, last))
             logits = target.logits(last)
-            keys = Keys(request, prompt_length)
-            first = next_token(logits, sampling, keys, prompt_length)
+            history = None
+            if sampling.penalties is not None:
+                history = init_history(tokens, prompt_length, logits.shape[-1])
             fault = jnp.isnan(jnp.max(logits, -1))
+            logits = process(logits[:, None], sampling, history)[:, 0]
+            first = next_token(logits, sampling, Keys(request, prompt_length), prompt_length)
+            stopped = None
+            if stops is not None:
+                stopped = find_stops(stops, tokens, prompt_length, prompt_length, first[:, None])
+            one = jnp.ones_like(prompt_length)
+            count, finish = cut(first[:, None], one, limit - prompt_length, self.eos, stopped)
+            count = jnp.where(fault, 0, count)
+            finish = jnp.where(fault, FAULT, finish)
             tokens = tokens.at[jnp.arange(batch), prompt_length].set(first)
-            length = jnp.where(fault, prompt_length, prompt_length + 1)
-            finish = jnp.where(length >= limit, LENGTH, RUNNING)
-            finish = jnp.where(self._is_eos(first), STOP, finish)
-            finish = jnp.where(fault, FAULT, finish).astype(jnp.int32)
             start_state = DecodeState(
                 tokens=tokens,
-                length=length,
+                length=prompt_length + count,
                 prompt_length=prompt_length,
                 limit=limit,
                 done=finish != RUNNING,
@@ -183,14 +194,10 @@ class Loop:
                 cache=dataclasses.replace(cache, length=prompt_length),
                 drafter=state,
                 statistics=init_statistics(batch, self.drafter.depth),
+                history=None if history is None else history.add(first[:, None], count),
+                stops=stops,
             )
             return spread_rows(start_state)
-
-    def _is_eos(self, tokens: jax.Array) -> jax.Array:
-        hit = jnp.zeros(tokens.shape, bool)
-        for eos in self.eos:
-            hit |= tokens == eos
-        return hit
 
     def _step(self, target: Decoder, weights: Weights, state: DecodeState) -> DecodeState:
         keys = Keys(state.request, state.length)
@@ -215,17 +222,13 @@ class Loop:
         faulty = (verdict.fault >= 0) & ~state.done
         active = ~state.done & ~faulty
         block = emitted_block(draft, verdict)
-        width = block.shape[1]
-        index = jnp.arange(width)[None]
-        eos = self._is_eos(block) & (index <= verdict.num_accepted[:, None])
-        to_eos = jnp.where(eos.any(-1), jnp.argmax(eos, -1) + 1, width + 1)
-        room = state.limit - state.length
-        count = jnp.minimum(jnp.minimum(verdict.num_accepted + 1, to_eos), room)
+        stopped = None
+        if state.stops is not None:
+            stopped = find_stops(state.stops, state.tokens, state.length, state.prompt_length, block)
+        count, ended = cut(block, verdict.num_accepted + 1, state.limit - state.length, self.eos, stopped)
         count = jnp.where(active, count, 0)
         length = state.length + count
-        finish = jnp.where(active & (count == room), LENGTH, state.finish)
-        finish = jnp.where(active & (count == to_eos), STOP, finish)
-        finish = jnp.where(faulty, FAULT, finish)
+        finish = jnp.where(active, ended, jnp.where(faulty, FAULT, state.finish))
         cache = state.cache if draft.is_chain else compact(state.cache, verdict.path)
         drafter_state = self.drafter.commit(
             weights.drafter, weights.tables, target, state.drafter, state.context, draft, scores, verdict
@@ -240,11 +243,12 @@ class Loop:
             cache=dataclasses.replace(cache, length=length - 1),
             drafter=drafter_state,
             statistics=state.statistics.add(verdict, count, active),
+            history=None if state.history is None else state.history.add(block, count),
         )
 
 
 def score(
-    target: Decoder, cache: KVCache, draft: Draft, context: Any, taps: tuple[int | str, ...]
+    target: Decoder, cache: KVCache, draft: Draft, context: Context, taps: tuple[int | str, ...]
 ) -> tuple[Scores, KVCache]:
     """One target pass over root, nodes and probes, written to the cache's scratch slots from `length - 1` on."""
     pieces = [context.last(1), draft.tokens]
@@ -257,7 +261,9 @@ def score(
             raise ValueError("a draft with `resume` cannot carry probes: they did not pass the early layers")
         inputs, start = draft.resume.hidden, draft.resume.layer
     out, cache = target.cached(inputs, cache, view, start=start, taps=(*taps, "normed"))
-    logits = target.logits(out.taps["normed"])
+    # A token sees itself and its ancestors, and these are in front of its own next token; the history has the root.
+    drafted, on_path = jnp.concatenate(pieces[1:], axis=1), view.mask[:, :, 1:]
+    logits = context.process(target.logits(out.taps["normed"]), drafted, on_path)
     scores = Scores(
         logits=logits[:, : draft.num_nodes + 1],
         argmax=jnp.argmax(logits, -1).astype(jnp.int32),

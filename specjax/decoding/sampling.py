@@ -2,23 +2,66 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 # Purposes of a key. Never one uniform for two purposes.
 DRAFT, ACCEPT, RESIDUAL, SAMPLE = range(4)
+
+
+BIAS_BUCKET = 8  # Biased tokens a row are padded to multiples of this, so that few programs are compiled.
+
+
+@flax.struct.dataclass
+class Penalties:
+    """Processors that look at a row's history (see `specjax.decoding.processors`).
+
+    Attributes:
+        repetition: `[B]` float32 > 0, 1 for none: positive logits of tokens in prompt or output are divided by it,
+            negative ones multiplied (Keskar et al. 2019; Hugging Face).
+        presence: `[B]` float32, 0 for none: taken once from the logit of every token in the output (OpenAI, vLLM).
+        frequency: `[B]` float32, 0 for none: taken from a token's logit for each time it is in the output.
+    """
+
+    repetition: jax.Array
+    presence: jax.Array
+    frequency: jax.Array
+
+
+@flax.struct.dataclass
+class Bias:
+    """Additions to single tokens' logits.
+
+    Attributes:
+        tokens: `[B, K]` int32 target ids, -1 for none.
+        values: `[B, K]` float32; -inf suppresses the token.
+    """
+
+    tokens: jax.Array
+    values: jax.Array
 
 
 @flax.struct.dataclass
 class Sampling:
     """How each row's next token is drawn.
 
+    The order is Hugging Face's: bias, repetition, then frequency and presence, then temperature, top-k, top-p, min-p.
+    Suppression is a bias of -inf, which nothing after it changes. What no row uses is not in the program: `penalties`
+    and `bias` are None, and `warps` names the rest.
+
     Attributes:
         temperature: `[B]` float32, 0 for greedy.
         top_k: `[B]` int32, 0 for all. Tokens tied with the k-th are kept.
         top_p: `[B]` float32 in (0, 1]. The smallest set of likeliest tokens with at least this mass; ties are kept.
         min_p: `[B]` float32 in [0, 1). Tokens below this share of the likeliest are dropped.
+        penalties: None where no row has any.
+        bias: None where no row has any.
         greedy: static; every row has temperature 0.
         warps: static; which of `top_k`, `top_p`, `min_p` any row uses.
     """
@@ -27,44 +70,95 @@ class Sampling:
     top_k: jax.Array
     top_p: jax.Array
     min_p: jax.Array
+    penalties: Penalties | None = None
+    bias: Bias | None = None
     greedy: bool = flax.struct.field(pytree_node=False, default=True)
     warps: frozenset[str] = flax.struct.field(pytree_node=False, default=frozenset())
 
 
 def make_sampling(
-    temperature: list[float],
-    top_k: list[int] | None = None,
-    top_p: list[float] | None = None,
-    min_p: list[float] | None = None,
+    temperature: Sequence[float],
+    top_k: Sequence[int] | None = None,
+    top_p: Sequence[float] | None = None,
+    min_p: Sequence[float] | None = None,
+    *,
+    repetition_penalty: Sequence[float] | None = None,
+    presence_penalty: Sequence[float] | None = None,
+    frequency_penalty: Sequence[float] | None = None,
+    logit_bias: Sequence[Mapping[int, float]] | None = None,
+    suppress_tokens: Sequence[Sequence[int]] | None = None,
 ) -> Sampling:
-    """Checks host-side values, one a row, and derives the statics.
+    """Checks host-side values, one a row, and derives what is static.
 
     Raises:
-        ValueError: a value out of range; names row and value.
+        ValueError: a value out of range, or not one a row; names row and value.
     """
     rows = len(temperature)
-    ks, ps, ms = top_k or [0] * rows, top_p or [1.0] * rows, min_p or [0.0] * rows
-    for name, values in (("top_k", ks), ("top_p", ps), ("min_p", ms)):
-        if len(values) != rows:
-            raise ValueError(f"{name} has {len(values)} values for {rows} rows; give one a row")
-    for row, (t, k, p, m) in enumerate(zip(temperature, ks, ps, ms, strict=True)):
-        if not 0 <= t < float("inf"):
-            raise ValueError(f"temperature={t} in row {row}; expected a number >= 0 (0 is greedy)")
-        if k < 0 or k != int(k):
-            raise ValueError(f"top_k={k} in row {row}; expected an integer >= 0 (0 keeps all tokens)")
-        if not 0 < p <= 1:
-            raise ValueError(f"top_p={p} in row {row}; expected a number in (0, 1]")
-        if not 0 <= m < 1:
-            raise ValueError(f"min_p={m} in row {row}; expected a number in [0, 1)")
+    ts = _column("temperature", temperature, rows, 0.0, lambda t: 0 <= t < math.inf, "a number >= 0 (0 is greedy)")
+    ks = _column("top_k", top_k, rows, 0, lambda k: k >= 0 and k == int(k), "an integer >= 0 (0 keeps all tokens)")
+    ps = _column("top_p", top_p, rows, 1.0, lambda p: 0 < p <= 1, "a number in (0, 1]")
+    ms = _column("min_p", min_p, rows, 0.0, lambda m: 0 <= m < 1, "a number in [0, 1)")
+    above = "a number > 0 (1 is none)"
+    rs = _column("repetition_penalty", repetition_penalty, rows, 1.0, lambda r: 0 < r < math.inf, above)
+    finite = "a finite number (0 is none)"
+    prs = _column("presence_penalty", presence_penalty, rows, 0.0, math.isfinite, finite)
+    frs = _column("frequency_penalty", frequency_penalty, rows, 0.0, math.isfinite, finite)
     used = {"top_k": any(ks), "top_p": any(p < 1 for p in ps), "min_p": any(ms)}
+    penalised = any(r != 1 for r in rs) or any(prs) or any(frs)
     return Sampling(
-        temperature=jnp.asarray(temperature, jnp.float32),
+        temperature=jnp.asarray(ts, jnp.float32),
         top_k=jnp.asarray(ks, jnp.int32),
         top_p=jnp.asarray(ps, jnp.float32),
         min_p=jnp.asarray(ms, jnp.float32),
-        greedy=not any(temperature),
+        penalties=Penalties(*(jnp.asarray(x, jnp.float32) for x in (rs, prs, frs))) if penalised else None,
+        bias=_make_bias(logit_bias, suppress_tokens, rows),
+        greedy=not any(ts),
         warps=frozenset(name for name, on in used.items() if on),
     )
+
+
+def _make_bias(
+    logit_bias: Sequence[Mapping[int, float]] | None, suppress_tokens: Sequence[Sequence[int]] | None, rows: int
+) -> Bias | None:
+    biases = [{}] * rows if logit_bias is None else list(logit_bias)
+    suppressed = [()] * rows if suppress_tokens is None else list(suppress_tokens)
+    _one_a_row("logit_bias", biases, rows)
+    _one_a_row("suppress_tokens", suppressed, rows)
+    entries: list[dict[int, float]] = []
+    for row, (bias, never) in enumerate(zip(biases, suppressed, strict=True)):
+        for token, value in bias.items():
+            if not math.isfinite(value):
+                raise ValueError(
+                    f"logit_bias of token {token} is {value} in row {row}; expected a finite number "
+                    "(suppress_tokens rules a token out)"
+                )
+        entries.append({**bias, **dict.fromkeys(never, -math.inf)})
+        if outside := [token for token in entries[-1] if token < 0]:
+            raise ValueError(f"token {outside[0]} is biased or suppressed in row {row}; expected ids >= 0")
+    longest = max(map(len, entries), default=0)
+    if not longest:
+        return None
+    width = -(-longest // BIAS_BUCKET) * BIAS_BUCKET
+    tokens, values = np.full((rows, width), -1, np.int32), np.zeros((rows, width), np.float32)
+    for row, entry in enumerate(entries):
+        tokens[row, : len(entry)], values[row, : len(entry)] = list(entry), list(entry.values())
+    return Bias(jnp.asarray(tokens), jnp.asarray(values))
+
+
+def _column(
+    name: str, given: Sequence[float] | None, rows: int, default: float, good: Callable[[Any], bool], expected: str
+) -> list[Any]:
+    values = [default] * rows if given is None else list(given)
+    _one_a_row(name, values, rows)
+    for row, value in enumerate(values):
+        if not good(value):
+            raise ValueError(f"{name}={value} in row {row}; expected {expected}")
+    return values
+
+
+def _one_a_row(name: str, values: Sequence[object], rows: int) -> None:
+    if len(values) != rows:
+        raise ValueError(f"{name} has {len(values)} values for {rows} rows; give one a row")
 
 
 def _ordered(x: jax.Array) -> jax.Array:

@@ -9,23 +9,20 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding.draft import Context, Verdict
+from specjax.decoding.processors import History
 from specjax.decoding.sampling import Sampling
 from specjax.models import KVCache
-
-# Why a row ended. An end-of-sequence token within the budget takes precedence over the budget.
-RUNNING, STOP, LENGTH, FAULT = range(4)
-FINISH_NAMES = {RUNNING: "running", STOP: "stop", LENGTH: "length", FAULT: "fault"}
 
 
 @flax.struct.dataclass
 class Statistics:
-    """Counts a row; tokens cut at end of sequence or budget are not counted.
+    """Counts a row. What a cut (end of sequence, stop sequence, budget) took from a block is in none of them.
 
     Attributes:
         steps: `[B]` int32 target passes.
         emitted: `[B]` int32 tokens that those passes emitted (the prefill's first token is not among them).
-        accepted: `[B, D + 1]` int32, steps that accepted 0..D draft tokens (before any cut).
-        reached: `[B, D]` int32, steps whose verification tried a node at this depth.
+        accepted: `[B, D + 1]` int32, steps that emitted 0..D accepted draft tokens.
+        reached: `[B, D]` int32, steps whose verification tried a node at this depth and emitted a token there.
         overlap: `[B, D]` float32, sum of the overlap at each depth over those steps.
     """
 
@@ -38,8 +35,9 @@ class Statistics:
     def add(self, verdict: Verdict, emitted_b: jax.Array, active_b: jax.Array) -> Statistics:
         """Counts one step of the active rows."""
         on = active_b.astype(jnp.int32)
-        hit = jnp.arange(self.accepted.shape[1]) == verdict.num_accepted[:, None]
-        reached = ~jnp.isnan(verdict.overlap) & active_b[:, None]
+        hit = jnp.arange(self.accepted.shape[1]) == jnp.minimum(verdict.num_accepted, emitted_b)[:, None]
+        emitted = jnp.arange(self.reached.shape[1]) < emitted_b[:, None]
+        reached = ~jnp.isnan(verdict.overlap) & emitted & active_b[:, None]
         return Statistics(
             steps=self.steps + on,
             emitted=self.emitted + emitted_b,
@@ -79,6 +77,8 @@ class DecodeState:
         cache: the target's.
         drafter: the drafter's own state.
         statistics: counts since the prefill.
+        history: of tokens, for penalties; None where no row has any.
+        stops: `[B, S, K]` int32 stop sequences (see `termination.stop_array`); None where no row has any.
     """
 
     tokens: jax.Array
@@ -93,11 +93,13 @@ class DecodeState:
     cache: KVCache
     drafter: Any
     statistics: Statistics
+    history: History | None = None
+    stops: jax.Array | None = None
 
     @property
     def context(self) -> Context:
         """What a drafter sees."""
-        return Context(self.tokens, self.length, self.sampling)
+        return Context(self.tokens, self.length, self.sampling, self.history)
 
 
 def insert_row(state: DecodeState, row: int | jax.Array, new: DecodeState) -> DecodeState:

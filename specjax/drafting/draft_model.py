@@ -119,24 +119,31 @@ class DraftModel:
         network = self.network(params, target)
         vocab = tables.get("vocab")
 
-        def draw(own: KVCache, tokens_bt: jax.Array, start_b: jax.Array, slot: jax.Array | int) -> tuple[Any, ...]:
+        # What was drafted so far, in draft ids: penalties count it.
+        picks = jnp.zeros((context.tokens.shape[0], self.num_nodes), jnp.int32)
+
+        def draw(
+            own: KVCache, picks: jax.Array, tokens_bt: jax.Array, start_b: jax.Array, slot: jax.Array | int
+        ) -> tuple[Any, ...]:
             out, own = network.cached(tokens_bt, own, causal_view(start_b, tokens_bt.shape[1]), taps=("normed",))
-            logits = network.logits(out.taps["normed"][:, -1])
+            so_far = jnp.broadcast_to(jnp.arange(self.num_nodes) < slot, (*picks.shape[:1], 1, self.num_nodes))
+            raw = network.logits(out.taps["normed"][:, -1:])
+            logits = context.process(raw, picks, so_far, vocab)[:, 0]
             if context.sampling.greedy:
                 law, pick = None, jnp.argmax(logits, -1).astype(jnp.int32)
             else:
                 law = log_law(logits, context.sampling)
                 pick = keys.sample(DRAFT, slot, law)
-            return own, pick if vocab is None else vocab[pick], law
+            return own, picks.at[:, slot].set(pick), pick if vocab is None else vocab[pick], law
 
-        own, first, first_law = draw(state.cache, context.last(2), context.length - 2, 0)
+        own, picks, first, first_law = draw(state.cache, picks, context.last(2), context.length - 2, 0)
 
-        def body(carry: tuple[KVCache, jax.Array], slot: jax.Array) -> tuple[tuple[KVCache, jax.Array], Any]:
-            own, token = carry
-            own, token, law = draw(own, token[:, None], context.length + slot - 1, slot)
-            return (own, token), (token, law)
+        def body(carry: tuple[KVCache, jax.Array, jax.Array], slot: jax.Array) -> tuple[Any, Any]:
+            own, picks, token = carry
+            own, picks, token, law = draw(own, picks, token[:, None], context.length + slot - 1, slot)
+            return (own, picks, token), (token, law)
 
-        (own, _), (tokens, laws) = jax.lax.scan(body, (own, first), jnp.arange(1, self.num_nodes))
+        (own, _, _), (tokens, laws) = jax.lax.scan(body, (own, picks, first), jnp.arange(1, self.num_nodes))
         tokens_bn = jnp.concatenate([first[:, None], tokens.T], axis=1)
         if first_law is not None:
             laws = jnp.concatenate([first_law[:, None], laws.swapaxes(0, 1)], axis=1)

@@ -1,0 +1,66 @@
+"""Stop strings on the host: a text ends where one is spelt, whatever tokens spell it.
+
+The loop stops by token ids (`Request.stop`), which it can do without leaving the device. A string has many spellings
+in tokens: two line ends may be one token, two, or part of a token that begins with a full stop. So the text itself is
+searched too, exactly, and cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def check_stop_strings(stops: Sequence[str]) -> None:
+    """Raises ValueError for a stop that is not a string, or empty."""
+    for i, stop in enumerate(stops):
+        if not isinstance(stop, str) or not stop:
+            raise ValueError(f"stop string {i} is {stop!r}; expected some text")
+
+
+class StopText:
+    """Lets text through as it comes, up to the first stop string, which is itself left out.
+
+    What may be the beginning of a stop string is held back until the text that follows decides.
+
+    Attributes:
+        found: a stop string was met; what is pushed behind it is dropped.
+    """
+
+    def __init__(self, stops: Sequence[str]):
+        """See `check_stop_strings` for what is refused."""
+        check_stop_strings(stops)
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found = False
+
+    def push(self, piece: str) -> str:
+        """The text that is certain now."""
+        if self.found:
+            return ""
+        self._held += piece
+        # The first to be complete counts, and of two that end together the longer: so it is however the text comes.
+        matches = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if matches:
+            out, self._held, self.found = self._held[: min(matches)[1]], "", True
+            return out
+        keep = max((self._unfinished(stop) for stop in self._stops), default=0)
+        split = len(self._held) - keep
+        out, self._held = self._held[:split], self._held[split:]
+        return out
+
+    def finish(self) -> str:
+        """What is still held back when no more text comes."""
+        out, self._held = self._held, ""
+        return out
+
+    def _unfinished(self, stop: str) -> int:
+        """Characters at the end of the held text that begin this stop string."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((k for k in range(longest, 0, -1) if self._held.endswith(stop[:k])), 0)
+
+
+def cut_text(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text before the first stop string, and whether there is one."""
+    watch = StopText(stops)
+    kept = watch.push(text)
+    return kept + watch.finish(), watch.found
