@@ -33,10 +33,15 @@ class Certificate:
         draws: independent draws, or compared positions for greedy decoding.
         statistic: of the test; None where the comparison was exact.
         p_value: of the test; None where the comparison was exact.
-        power: of the test at total variation 0.01; None where the comparison was exact.
+        power: of the test at total variation `tv`; None where the comparison was exact.
         verdict: pass or fail of a lossless rule, lossy where the rule declares itself so, and for a planted
             fault caught or missed.
         planted: name of the planted fault, else None.
+        check: what was compared: the law of whole sequences, of next tokens, or greedy texts.
+        tv: the total variation that `power` speaks of; None where the comparison was exact.
+        cells: outcomes that the test told apart; None where the comparison was exact.
+        accepted: mean number of draft tokens that a step accepted; where it is 0 nothing was put to the test.
+        near_ties: greedy texts that part from plain decoding's at a near-tie.
     """
 
     drafter: str
@@ -48,6 +53,11 @@ class Certificate:
     power: float | None
     verdict: Verdict
     planted: str | None = None
+    check: str = "sequences"
+    tv: float | None = None
+    cells: int | None = None
+    accepted: float | None = None
+    near_ties: int = 0
 
     def __post_init__(self) -> None:
         allowed = ("pass", "fail", "lossy") if self.planted is None else ("caught", "missed")
@@ -69,6 +79,8 @@ def certificate(
     *,
     lossless: bool = True,
     planted: str | None = None,
+    check: str = "sequences",
+    accepted: float | None = None,
     min_power: float = MIN_POWER,
 ) -> Certificate:
     """The certificate row of a G-test.
@@ -80,6 +92,8 @@ def certificate(
         test: its result.
         lossless: what the rule declares; a lossy rule's row says lossy whatever the test found.
         planted: name of a fault planted on purpose, which the test should catch.
+        check: what was compared.
+        accepted: mean number of draft tokens that a step accepted.
         min_power: a lossless rule passes only by a test at least this strong.
 
     Raises:
@@ -99,7 +113,21 @@ def certificate(
             f"the mass pooled) have power {test.power:.3f} against total variation {test.tv}, {min_power} is "
             f"needed: draw {enough} or more (twice that in each of two samples), over fewer rare outcomes."
         )
-    return Certificate(drafter, rule, sampling, test.draws, test.statistic, test.p_value, test.power, verdict, planted)
+    return Certificate(
+        drafter=drafter,
+        rule=rule,
+        sampling=sampling,
+        draws=test.draws,
+        statistic=test.statistic,
+        p_value=test.p_value,
+        power=test.power,
+        verdict=verdict,
+        planted=planted,
+        check=check,
+        tv=test.tv,
+        cells=test.cells,
+        accepted=accepted,
+    )
 
 
 def write_certificates(path: Any, rows: Sequence[Certificate], meta: Mapping[str, Any] | None = None) -> None:

@@ -120,7 +120,7 @@ def cached_attention(q_btnh: jax.Array, layer: LayerCache, view: View, window: i
 
     Args:
         q_btnh: scaled, rotated queries.
-        layer: keys and values `[B, S, K, H]`, S a multiple of the chunk.
+        layer: keys and values `[B, S, K, H]`, S a multiple of the chunk, or shorter than one.
         view: what is visible.
         window: sliding window in positions, or None.
         softcap: tanh cap on the scores, 0 for none.
@@ -151,14 +151,15 @@ def _chunked(
 ) -> jax.Array:
     """Running softmax over chunks of the cache, from the window's first chunk to the last valid one."""
     batch, tokens, kv_heads, group, width = q_btkgh.shape
-    last = (jnp.max(view.prefix) + view.mask.shape[2] + CHUNK - 1) // CHUNK
-    first = 0 if window is None else jnp.maximum(jnp.min(view.positions) - window + 1, 0) // CHUNK
+    chunk = min(CHUNK, k_bskh.shape[1])
+    last = (jnp.max(view.prefix) + view.mask.shape[2] + chunk - 1) // chunk
+    first = 0 if window is None else jnp.maximum(jnp.min(view.positions) - window + 1, 0) // chunk
 
     def body(c: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         top, total, mixed = carry
-        k = jax.lax.dynamic_slice_in_dim(k_bskh, c * CHUNK, CHUNK, axis=1)
-        v = jax.lax.dynamic_slice_in_dim(v_bskh, c * CHUNK, CHUNK, axis=1)
-        visible = _visible(view, c * CHUNK + jnp.arange(CHUNK), window)[:, None, None]
+        k = jax.lax.dynamic_slice_in_dim(k_bskh, c * chunk, chunk, axis=1)
+        v = jax.lax.dynamic_slice_in_dim(v_bskh, c * chunk, chunk, axis=1)
+        visible = _visible(view, c * chunk + jnp.arange(chunk), window)[:, None, None]
         scores = jnp.where(visible, _scores(q_btkgh, k, softcap), MASKED)
         new_top = jnp.maximum(top, scores.max(-1))
         weights = jnp.where(visible, jnp.exp(scores - new_top[..., None]), 0.0)

@@ -12,6 +12,7 @@ from specjax.models.config import ModelConfig
 from specjax.parallel import rows_are_spread
 
 CHUNK = 256
+SHORT = 64  # A cache of no more slots is a single, shorter chunk: tests of laws run thousands of short rows.
 UNROLLED_ROWS = 16  # Batches above this are scattered on CPUs too: a program with one update a row grows too long.
 
 
@@ -42,8 +43,8 @@ class KVCache:
 
 
 def init_cache(config: ModelConfig, batch: int, capacity: int) -> KVCache:
-    """An empty cache of at least `capacity` slots a row, rounded up to whole attention chunks."""
-    slots = -(-capacity // CHUNK) * CHUNK
+    """An empty cache of at least `capacity` slots a row, rounded up to whole attention chunks (or one short one)."""
+    slots = SHORT if capacity <= SHORT else -(-capacity // CHUNK) * CHUNK
     shape = (batch, slots, config.num_kv_heads, config.head_dim)
     # Every leaf its own buffer: a shared one cannot be donated twice.
     layers = tuple(

@@ -53,6 +53,7 @@ def test_certificates_on_disk(tmp_path):
     document = json.loads(path.read_text())
     assert document["meta"] == {"schema": "specjax.certificates/1", "seed": 0}
     plain = {"drafter", "rule", "sampling", "draws", "statistic", "p_value", "power", "verdict"}
+    plain |= {"check", "tv", "cells", "accepted", "near_ties"}
     assert [set(row) for row in document["rows"]] == [plain, plain | {"planted"}, plain]
     assert document["rows"][0] | {} == {
         "drafter": "draft_model",
@@ -63,6 +64,11 @@ def test_certificates_on_disk(tmp_path):
         "p_value": 0.68,
         "power": 0.999,
         "verdict": "pass",
+        "check": "sequences",
+        "tv": 0.01,
+        "cells": 16,
+        "accepted": None,
+        "near_ties": 0,
     }
     assert document["rows"][1]["statistic"] is None and document["rows"][1]["p_value"] == 0.0
     analysis.write_certificates(str(path), rows[:1])

@@ -1,0 +1,42 @@
+"""Certificates of exactness: every registered drafter, every rule, every planted fault.
+
+    python -m experiments.exactness --config=configs/exactness.py
+
+On a target with four tokens a million sequences of three are held against the law that the target states for each of
+the 64. Arguments:
+    quick    65,536 sequences, and power against a larger deviation
+    smollm2  on SmolLM2-135M-Instruct, for every drafter of the zoo: greedy texts, and the law of the next two tokens
+    <path>   the same on any other model
+"""
+
+from ml_collections import config_dict
+
+
+def get_config(arg: str | None = None) -> config_dict.ConfigDict:
+    """The config of one run."""
+    config = config_dict.ConfigDict()
+    config.seed = 0
+    config.only = ()  # drafters, rules or faults to keep, by name; all where empty
+    config.temperature = 1.2
+    config.top_k = 3
+    config.top_p = 0.98
+    if arg in (None, "", "quick"):
+        quick = arg == "quick"
+        config.target = {"source": "", "dtype": "float32"}  # none: the one with four tokens
+        config.draws = 1 << 16 if quick else 1_000_000
+        config.tv = 0.025 if quick else 0.01
+        config.rows = 1 << 13
+        config.parts = ("drafters", "rules", "faults")
+        return config
+    config.target = {"source": arg, "dtype": "float32"}
+    config.top_k, config.top_p = 0, 1.0
+    config.temperature = 1.0
+    # Beside the zoo's.
+    config.drafters = {"prompt_lookup": {"name": "prompt_lookup", "num_nodes": 3}}
+    config.contexts = 2  # prompts whose next-token law is certified
+    config.draws = 0  # 0: as many as power 0.99 needs against `tv`
+    config.tv = 0.1
+    config.rows = 64
+    config.greedy_prompts = 8
+    config.max_new_tokens = 32
+    return config

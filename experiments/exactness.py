@@ -1,0 +1,179 @@
+"""Proof that decoding is lossless: python -m experiments.exactness --config=configs/exactness.py
+
+Certificates of every registered drafter with its default rule, of every rule with two drafters, and of every planted
+fault, on a target with four tokens; or, on a real model, of the zoo's drafters. Writes certificates.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import ml_collections
+from rich.console import Console
+
+from experiments import _main
+from specjax import api, build, decoding
+from specjax.analysis import Certificate, write_certificates
+from specjax.checkpoints import drafters as saved
+from specjax.decoding import Loop, Request, Weights, make_sampling
+from specjax.decoding.tree import TreeSpec
+from specjax.drafting import Autoregressive
+from specjax.drafting.registry import Drafting
+from specjax.evaluation import results
+from specjax.evaluation.certify import Claim, certify_greedy, table
+from specjax.evaluation.prompts import load_prompts
+from specjax.evaluation.teacher import Teacher, rounding_bound
+from specjax.models import Target
+from specjax.testing.carried import carried
+from specjax.testing.faults import planted
+from specjax.testing.sequences import LETTERS, PROMPT, certify_sequences, four_token_target
+from specjax.testing.tables import TableTree, table_params
+from specjax.verification.registry import is_lossy
+
+PARTS = ("drafters", "rules", "faults")
+TREE = TreeSpec((-1, -1, 0, 0))
+GREEDY_TOKENS = 24
+
+# Fields of the config that `specjax.certify` takes as they are.
+OPTIONS = ("temperature", "top_k", "top_p", "contexts", "max_new_tokens", "tv", "draws", "rows", "seed")
+
+# A name to show, and what makes the certificates.
+Case = tuple[str, Callable[[], Sequence[Certificate]]]
+
+
+def main(config: ml_collections.ConfigDict) -> None:
+    """Draws, tests, writes, prints; ends with an error where a row is not as it should be."""
+    console, workdir = _main.console(), _main.workdir()
+    results.check_writable(workdir)
+    cases = real_cases(config, console) if config.target.source else tiny_cases(config, console)
+    rows: list[Certificate] = []
+    started = time.monotonic()
+    for name, make in cases:
+        before = time.monotonic()
+        new = make()
+        rows += new
+        said = f"{name}: {', '.join(row.verdict for row in new)}, {time.monotonic() - before:.0f} s"
+        console.print(said, highlight=False, style=None if all(row.ok for row in new) else "red")
+    if not rows:
+        raise ValueError(f"only={tuple(config.only)} leaves nothing to certify")
+    meta = results.describe(config.to_dict(), {"dtype": config.target.dtype, "matmul": "float32"}, "")
+    write_certificates(workdir / "certificates.json", rows, {k: v for k, v in meta.items() if k != "schema"})
+    console.print(table(rows))
+    seconds = time.monotonic() - started
+    console.print(f"{len(rows)} certificates in {seconds:.0f} s: {workdir / 'certificates.json'}", highlight=False)
+    if bad := [f"{row.drafter} with {row.rule} ({row.planted or row.verdict})" for row in rows if not row.ok]:
+        raise ValueError(f"{len(bad)} rows are not as they should be: {'; '.join(bad)}")
+
+
+def kept(config: ml_collections.ConfigDict, *names: str) -> bool:
+    """Whether `config.only` keeps a row of these names."""
+    return not config.only or any(name in config.only for name in names)
+
+
+# ---- A target with four tokens ----
+
+
+def tiny_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[Case]:
+    """All certificates on the four-token target.
+
+    Raises:
+        ValueError: an unknown part.
+    """
+    if unknown := [part for part in config.parts if part not in PARTS]:
+        raise ValueError(f"parts={tuple(config.parts)}: unknown {unknown[0]!r}; known: {', '.join(PARTS)}")
+    target, shallow = four_token_target(), four_token_target(layers=1)
+    drafters, left_out = carried(target)
+    for name, reason in left_out.items():
+        if kept(config, name):
+            console.print(f"drafter {name!r} is left out: {reason}", style="yellow")
+    sampling = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
+    size = {"draws": config.draws, "tv": config.tv, "rows": config.rows, "seed": config.seed}
+
+    def case(claim: Claim, target: Target, loop: Loop, weights: Weights, sampling: Any) -> Case:
+        said = claim.planted or f"{claim.drafter} with {claim.rule}"
+        return said, lambda: [certify_sequences(claim, target, loop, weights, sampling=sampling, **size)]
+
+    if "drafters" in config.parts:
+        for name, drafting in drafters.items():
+            if kept(config, name):
+                statics = make_sampling([config.temperature], [config.top_k], [config.top_p])
+                claim = Claim(name, build.default_rule(drafting.drafter, statics))
+                yield case(claim, target, *build.make_loop(target, drafting, statics), sampling)
+    for name in build.RULES if "rules" in config.parts else ():
+        for drafter, loop, weights in two_drafters(shallow, drafters, name) if kept(config, name) else ():
+            assert loop.rule is not None
+            claim = Claim(drafter, name, lossless=not is_lossy(loop.rule))
+            if name == "greedy":
+                said = f"{drafter} with {name}"
+                yield said, lambda c=claim, r=loop, w=weights: [tiny_greedy(shallow, c, r, w)]
+            else:
+                yield case(claim, shallow, loop, weights, sampling)
+    for name, fault in planted().items() if "faults" in config.parts else ():
+        if kept(config, name):
+            claim = Claim("table_tree", fault.rule_name, planted=name)
+            loop = Loop(shallow.graph, fault.drafter, fault.rule, ())
+            yield case(claim, shallow, loop, Weights(shallow.params, fault.params, fault.tables), fault.sampling)
+
+
+def two_drafters(target: Target, drafters: dict[str, Drafting], rule: str) -> Iterator[tuple[str, Loop, Weights]]:
+    """The loops of a rule with the first two of some drafters that it fits."""
+    distinct = TableTree(TREE, "without_replacement")
+    candidates = (
+        drafters["draft_model"],
+        Drafting("table_tree", TableTree(TREE), table_params(LETTERS, 1), {}),
+        drafters["prompt_lookup"],
+        Drafting("table_tree_distinct", distinct, table_params(LETTERS, 2), {}),
+    )
+    statics, found = make_sampling([0.0 if rule == "greedy" else 1.0]), 0
+    for drafting in candidates:
+        try:
+            loop, weights = build.make_loop(target, drafting, statics, rule=rule, lossless=False)
+        except ValueError:  # the rule does not fit this one
+            continue
+        yield drafting.name, loop, weights
+        found += 1
+        if found == 2:
+            return
+
+
+def tiny_greedy(target: Target, claim: Claim, loop: Loop, weights: Weights) -> Certificate:
+    """Greedy texts behind suffixes of the prompt."""
+    requests = [Request(PROMPT[i:], GREEDY_TOKENS, id=i) for i in range(8)]
+    baseline = Loop(target.graph, Autoregressive(), build.RULES["greedy"](0), target.eos_ids)
+    plain_weights = Weights(target.params, {}, {})
+    plain = decoding.generate(
+        baseline, plain_weights, requests, context=target.context, vocab=target.config.vocab_size, batch=8
+    )
+    teacher = Teacher(target.graph, target.params, precision="float32")
+    bound = rounding_bound("float32", "float32")
+    return certify_greedy(claim, target, loop, weights, requests, plain, teacher, bound=bound, batch=8)
+
+
+# ---- A real model ----
+
+
+def real_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[Case]:
+    """Greedy texts and next-token laws of the zoo's drafters, and of those that the config names."""
+    target = build.target_from_config(config.target)
+    draftings: dict[str, Drafting] = {}
+    for name in saved.zoo_entries():
+        if kept(config, name):
+            try:
+                draftings[name] = api.load_drafter(name, target)
+            except ValueError as error:
+                console.print(f"drafter {name!r} is left out: {error}", style="yellow")
+    for name, row in config.drafters.items():
+        if kept(config, name):
+            draftings[name] = build.drafter_from_config(row, target)
+    prompts = load_prompts("shipped", 1)[: config.greedy_prompts]
+    options = {name: config[name] for name in OPTIONS}
+    for name, drafting in draftings.items():
+        named = dataclasses.replace(drafting, name=name)
+        yield name, lambda d=named: api.certify(target, d, prompts=[p.turns[0] for p in prompts], show=False, **options)
+
+
+if __name__ == "__main__":
+    _main.run(main, config="configs/exactness.py", workdir="runs/exactness")
