@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 SECTION = re.compile(r"^###\s+(3[a-f])\.")
 # "EAGLE#329,#183": a repository's name, then one or more numbers.
-THREADS = re.compile(r"([\w.-]+)(#\d+(?:\s*,\s*#\d+)*)")
+THREADS = re.compile(r"([\w./-]+)(#\d+(?:\s*,\s*#\d+)*)")
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,12 @@ def threads(cell: str) -> tuple[str, ...]:
 
 
 def coverage(rows: tuple[Row, ...], marks: Mapping[str, str]) -> Coverage:
-    """Holds the marks (thread to test) against the rows."""
-    guarded = tuple(row for row in rows if any(thread in marks for thread in row.threads))
+    """Holds the marks (to test) against the rows; a mark names a thread, or several as a first column does."""
+    marked = {thread: test for mark, test in marks.items() for thread in threads(mark)}
+    guarded = tuple(row for row in rows if any(thread in marked for thread in row.threads))
     known = {thread for row in rows for thread in row.threads}
     return Coverage(
         guarded=guarded,
         unguarded=tuple(row for row in rows if row not in guarded),
-        unknown={thread: test for thread, test in marks.items() if thread not in known},
+        unknown={thread: test for thread, test in marked.items() if thread not in known},
     )

@@ -55,6 +55,14 @@ def test_coverage() -> None:
     assert "no such pitfall: 'mlx-lm#15280', in test_b" in report.text()
 
 
+def test_a_mark_may_name_several_threads_and_an_owner() -> None:
+    rows = pitfalls.parse(LISTING.replace("EAGLE#329,#183;", "SafeAILab/EAGLE#329,#183;"))
+    assert rows[0].threads == ("SafeAILab/EAGLE#329", "SafeAILab/EAGLE#183", "vllm#7")
+    report = pitfalls.coverage(rows, {"SafeAILab/EAGLE#183,#184; vllm#7": "test_a"})
+    assert report.guarded == rows[:1]
+    assert report.unknown == {"SafeAILab/EAGLE#184": "test_a"}
+
+
 def test_the_list_itself(data_dir: Path) -> None:
     listing = data_dir.resolve().parent / "PITFALLS.md"
     if not listing.is_file():
