@@ -29,7 +29,7 @@ endif
 TEST_ENV := JAX_PLATFORMS=cpu JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax
 DISTRIBUTED := $(sort $(wildcard tests/distributed/test_*.py))
 
-.PHONY: help demo test test-slow test-distributed lint format types bench zoo clean
+.PHONY: help demo test test-slow test-distributed lint format types bench report zoo clean
 
 help:
 	@echo "make demo              measure speculative decoding on a small instruct model (runs/quickstart)"
@@ -39,6 +39,7 @@ help:
 	@echo "make lint, make types  ruff; mypy"
 	@echo "make format            lay out the code as lint wants it"
 	@echo "make bench             every method on every shipped prompt (runs/full)"
+	@echo "make report            one page of all benchmark runs in runs/ (runs/report.html)"
 	@echo "make zoo               train the drafters that ship in specjax/zoo again (runs/zoo)"
 	@echo "make clean             remove the environment, caches and build products; runs/ stays"
 
@@ -80,6 +81,10 @@ types: $(VENV)/.dev
 
 bench: $(VENV)/.core
 	$(PY) -m experiments.benchmark --config=configs/quickstart.py:full --workdir=runs/full
+
+# Other programs write a results.json of their own kind.
+report: $(VENV)/.core
+	$(PY) -m experiments.report $$(grep -ls '"specjax.benchmark/' runs/*/results.json) --out=runs/report.html
 
 zoo: $(VENV)/.core
 	$(PY) -m experiments.train --config=configs/distill.py:smollm2 --workdir=runs/zoo/distill_smollm2

@@ -17,7 +17,8 @@ from specjax.decoding import Request
 from specjax.evaluation import results, tables
 from specjax.evaluation.benchmark import Measured, Settings, measure
 from specjax.evaluation.contenders import Contender, LoopContender
-from specjax.evaluation.report import ColouredText, page, plot
+from specjax.evaluation.figures import plot
+from specjax.evaluation.report import ColouredText, page
 from specjax.evaluation.rows import DEFINITIONS, summarise
 from specjax.evaluation.teacher import Teacher, rounding_bound
 from specjax.models import Target, native
@@ -48,7 +49,9 @@ def main(config: ml_collections.ConfigDict) -> None:
         measured = measure(contenders, prompts, target, settings, progress)
         progress("scoring the texts", 0, 1)
         bound = config.near_tie_bound or rounding_bound(target.config.dtype, config.precision)
-        rows = summarise(measured, settings, _teacher(contenders), bound)
+        teacher = _teacher(contenders)
+        rows = summarise(measured, settings, teacher, bound)
+        texts = results.texts(measured, teacher)
         coloured = _coloured(config.coloured_texts, contenders, measured, rows, target, settings)
 
     precision = {
@@ -66,7 +69,7 @@ def main(config: ml_collections.ConfigDict) -> None:
             for row in results.best_rows(rows)
         ],
     }
-    write(workdir, meta, rows, measured, coloured)
+    write(workdir, meta, rows, texts, coloured)
     console.print(tables.headline_table(rows))
     if len({row["category"] for row in rows}) > 3:
         console.print(tables.category_table(rows))
@@ -75,13 +78,14 @@ def main(config: ml_collections.ConfigDict) -> None:
     console.print(f"results, plot and report: {workdir}", highlight=False)
 
 
-def write(workdir: epath.Path, meta: dict, rows: list[dict], measured: Measured, coloured: list[ColouredText]) -> None:
+def write(workdir: epath.Path, meta: dict, rows: list[dict], texts: list[dict], coloured: list[ColouredText]) -> None:
     """The run directory's files; results.json last, so that where it is, all is."""
     workdir = epath.Path(workdir)
-    results.write_json(workdir / "tokens.json", {"meta": {"schema": meta["schema"]}, "texts": results.texts(measured)})
+    results.write_json(workdir / "tokens.json", {"meta": {"schema": meta["schema"]}, "texts": texts})
     (workdir / "plot.png").write_bytes(plot(rows))
     title = f"specjax benchmark: {meta['config']['target']['source']}"
-    (workdir / "report.html").write_text(page(meta, rows, title=title, definitions=DEFINITIONS, coloured=coloured))
+    report = page(meta, rows, title=title, definitions=DEFINITIONS, texts=texts, coloured=coloured)
+    (workdir / "report.html").write_text(report)
     results.write_json(workdir / "results.json", {"meta": meta, "rows": rows})
 
 

@@ -1,18 +1,20 @@
-"""A benchmark as a plot and as one HTML page that needs nothing but itself."""
+"""Results as HTML pages that need nothing but themselves: one of a run, one of several."""
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specjax.evaluation import tables
+import numpy as np
+
+from specjax.evaluation import figures, grid, markup, tables
+from specjax.evaluation.figures import Point
+from specjax.evaluation.markup import Cell, cell, escape, section
 from specjax.evaluation.results import best_rows, select
 
 Row = Mapping[str, Any]
+PROVENANCE = ("created", "commit", "machine", "versions", "precision", "config")
 
 
 @dataclass(frozen=True)
@@ -30,146 +32,172 @@ class ColouredText:
     pieces: tuple[tuple[str, bool], ...]
 
 
-def plot(rows: Sequence[Row]) -> bytes:
-    """A PNG: speedup with its interval and its prediction beside it, and tau, a bar a contender."""
-    from matplotlib.figure import Figure
-
-    chosen = select(rows, category="all")
-    labels = [row["label"] for row in chosen]
-    places = range(len(chosen))
-    figure = Figure(figsize=(11, 1.6 + 0.42 * len(chosen)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-
-    values = [row["speedup"] or 0.0 for row in chosen]
-    left.barh(places, values, 0.62, xerr=_errors(chosen, "speedup"), color="#4878a8", ecolor="#222222", capsize=3)
-    predicted = [(place, row["speedup_predicted"]) for place, row in zip(places, chosen, strict=True)]
-    predicted = [(place, value) for place, value in predicted if value is not None]
-    if predicted:
-        at, value = zip(*predicted, strict=True)
-        left.plot(value, at, "D", color="#d1603d", markersize=7, label="predicted speedup")
-        figure.legend(loc="outside upper right", frameon=False)
-    left.axvline(1.0, color="#222222", linewidth=1, linestyle=":")
-    left.set_xlabel("speedup over plain decoding")
-
-    tau = [row["tau"] or 0.0 for row in chosen]
-    right.barh(places, tau, 0.62, xerr=_errors(chosen, "tau"), color="#6aa56e", ecolor="#222222", capsize=3)
-    right.axvline(1.0, color="#222222", linewidth=1, linestyle=":")
-    right.set_xlabel("tau: tokens per target pass")
-
-    left.set_yticks(list(places), labels)
-    left.invert_yaxis()
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=130)
-    return out.getvalue()
-
-
-def _errors(rows: Sequence[Row], name: str) -> list[list[float]]:
-    """Distances from value to interval, as matplotlib takes them."""
-    low, high = [], []
-    for row in rows:
-        value, interval = row[name], row[f"{name}_ci"]
-        known = value is not None and interval is not None
-        low.append(max(value - interval[0], 0.0) if known else 0.0)
-        high.append(max(interval[1] - value, 0.0) if known else 0.0)
-    return [low, high]
-
-
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.92rem; }
-.wide { overflow-x: auto; }
-th, td { padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } tr.best td { font-weight: 600; }
-img { max-width: 100%; } dt { font-weight: 600; } dd { margin: 0 0 0.5rem 1rem; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f4; padding: 0.8rem; border-radius: 4px;
-  font: 14px/1.6 ui-monospace, monospace; }
-mark { background: #bfe3c4; color: inherit; border-radius: 2px; } .question { color: #555; }
-"""
-
-
 def page(
     meta: Mapping[str, Any],
     rows: Sequence[Row],
     *,
     title: str,
     definitions: Mapping[str, str],
+    texts: Sequence[Mapping[str, Any]] = (),
     coloured: Sequence[ColouredText] = (),
 ) -> str:
-    """The whole report as HTML; every text that a model or a user wrote is escaped.
+    """One run as HTML; every text that a model or a user wrote is escaped.
 
     Args:
         meta: of the results.
         rows: of the results.
         title: heading.
         definitions: what each number counts.
+        texts: of the run's tokens.json, for acceptance by prompt.
         coloured: texts to show with their drafted tokens marked.
     """
-    image = base64.b64encode(plot(rows)).decode()
-    parts = [
-        f"<h1>{_escape(title)}</h1>",
-        "".join(f"<p>{_escape(line)}</p>" for line in tables.findings(rows)),
-        f'<img alt="speedup and tau of every row" src="data:image/png;base64,{image}">',
-        "<h2>All prompts</h2>",
-        _headline(select(rows, category="all"), rows),
-        "<h2>Speedup by category</h2>",
-        _by_category(rows, "speedup"),
-        "<h2>tau by category</h2>",
-        _by_category(rows, "tau"),
-        "<h2>Where the time of a step goes</h2>",
-        _step(select(rows, category="all")),
-        "<h2>Acceptance by draft position</h2>",
-        _by_position(select(rows, category="all")),
-        *_texts(coloured),
-        "<h2>What is counted</h2>",
-        "<dl>" + "".join(f"<dt>{_escape(k)}</dt><dd>{_escape(v)}</dd>" for k, v in definitions.items()) + "</dl>",
-        "<h2>Where this comes from</h2>",
-        _provenance(meta),
-    ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_escape(title)}</title><style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+    whole = select(rows, category="all")
+    points = prompt_points(texts)
+    return markup.document(
+        title,
+        [
+            f"<h1>{escape(title)}</h1>",
+            *(f"<p>{escape(line)}</p>" for line in tables.findings(rows)),
+            markup.image(figures.plot(rows), "speedup and tau of every row"),
+            section("All prompts", _headline(whole, rows)),
+            section("Speedup by category", _by_category(rows, "speedup")),
+            section("tau by category", _by_category(rows, "tau")),
+            *_findings_in_depth(rows),
+            section("Where the time of a step goes", _step(whole)),
+            section(
+                "Entropy and acceptance by prompt",
+                markup.image(figures.entropy_plot(points), "alpha against the target's entropy"),
+                _by_prompt(points),
+            ),
+            *_texts(coloured),
+            section("What is counted", markup.definitions(definitions)),
+            section("Where this comes from", _provenance(meta)),
+        ],
     )
 
 
-def _headline(chosen: Sequence[Row], rows: Sequence[Row]) -> str:
-    best = {row["label"] for row in best_rows(rows)[:1]}
-    head = ["row", "rule", "T", "tau", "alpha", "c", "t(g+1)/t(1)", "tok/s", "speedup", "predicted"]
-    head += ["decode only", "predicted", "equal", "bigrams", "entropy", "draft MB"]
+def merged_page(runs: Sequence[grid.Run], *, title: str) -> str:
+    """Several runs as one page.
+
+    Args:
+        runs: at least one; their names differ.
+        title: heading.
+
+    Raises:
+        ValueError: no runs.
+    """
+    if not runs:
+        raise ValueError("there are no runs to report; expected at least one")
+    rows = _named(runs)
+    whole = select(rows, category="all")
+    categories = any(row["category"] not in grid.SUMMARIES for row in rows)
+    definitions = {name: said for run in runs for name, said in run.meta.get("definitions", {}).items()}
+    return markup.document(
+        title,
+        [
+            f"<h1>{escape(title)}</h1>",
+            *(f"<p>{escape(run.name)}: {escape(line)}</p>" for run in runs for line in tables.findings(run.rows)),
+            section("All prompts of every run", _headline(whole, rows, run=True)),
+            section("Speedup / tau by data set", _block(grid.methods_by_dataset(runs)) if categories else ""),
+            markup.image(figures.plot(rows), "speedup and tau of every row"),
+            *_findings_in_depth(rows),
+            section("What is counted", markup.definitions(definitions)),
+            section("Where this comes from", *(f"<h3>{escape(run.name)}</h3>{_provenance(run.meta)}" for run in runs)),
+        ],
+    )
+
+
+def prompt_points(texts: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """Entropy and acceptance of every drafting row on every prompt, its turns together.
+
+    Args:
+        texts: as `results.texts` makes them; those without an entropy (of older runs) give no point.
+    """
+    turns: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for text in texts:
+        if text.get("target_entropy") is not None:
+            turns.setdefault((text["label"], text["prompt"]), []).append(text)
+    points = []
+    for (label, prompt), mine in turns.items():
+        verified = sum(sum(text["reached"]) for text in mine)
+        if verified:
+            entropy = float(np.mean([text["target_entropy"] for text in mine]))
+            points.append(Point(label, prompt, entropy, sum(sum(text["overlap"]) for text in mine) / verified))
+    return points
+
+
+def _named(runs: Sequence[grid.Run]) -> list[dict[str, Any]]:
+    """All rows, with their run and target; labels tell the runs apart where there are several."""
+    several = len(runs) > 1
+    return [
+        {
+            **row,
+            "run": run.name,
+            "target": run.target,
+            "label": f"{run.name}: {row['label']}" if several else row["label"],
+        }
+        for run in runs
+        for row in run.rows
+    ]
+
+
+def _headline(chosen: Sequence[Row], rows: Sequence[Row], *, run: bool = False) -> str:
+    # Rows of several runs need not share a target: none of them is the best.
+    best = {row["label"] for row in best_rows(rows)[:1]} if not run else set()
+    head = ["row", *(["target"] if run else []), "rule", "T", *(["batch", "prompts"] if run else [])]
+    head += ["tau", "speedup", "predicted", "measured / predicted", "alpha", "c", "t(g+1)/t(1)", "tok/s", "equal"]
+    head += ["decode only", "predicted", "bigrams", "entropy", "draft MB"]
     body = []
     for row in chosen:
-        cells = [
-            row["label"],
-            row["rule"],
-            f"{row['temperature']:g}",
-            tables.with_interval(row["tau"], row["tau_ci"]),
-            tables.with_interval(row["alpha"], row["alpha_ci"]),
-            tables.number(row["draft_cost"], 3),
-            tables.number(row["t_ratio"]),
-            tables.number(row["tokens_per_second"], 1),
-            tables.with_interval(row["speedup"], row["speedup_ci"]),
-            tables.number(row["speedup_predicted"]),
-            tables.number(row["speedup_decode"]),
-            tables.number(row["speedup_decode_predicted"]),
-            tables.equality(row),
-            tables.number(row["distinct_bigram_ratio"]),
-            tables.number(row["target_entropy"]),
-            tables.number(row["draft_param_bytes"] / 1e6, 1),
+        cells = [cell(row["label"]), *([cell(row["target"])] if run else []), cell(row["rule"])]
+        cells.append(cell(row["temperature"], f"{row['temperature']:g}"))
+        cells += [cell(row["batch"]), cell(row["prompts"])] if run else []
+        cells += [
+            _interval(row, "tau"),
+            _interval(row, "speedup"),
+            _number(row["speedup_predicted"]),
+            _number(_ratio(row)),
+            _interval(row, "alpha"),
+            _number(row["draft_cost"], 3),
+            _number(row["t_ratio"]),
+            _number(row["tokens_per_second"], 1),
+            cell(tables.equality(row)),
+            _number(row["speedup_decode"]),
+            _number(row["speedup_decode_predicted"]),
+            _number(row["distinct_bigram_ratio"]),
+            _number(row["target_entropy"]),
+            _number(row["draft_param_bytes"] / 1e6, 1),
         ]
-        body.append((cells, row["label"] in best))
-    return _table(head, body)
+        body.append(cells)
+    return markup.table(head, body, [i for i, row in enumerate(chosen) if row["label"] in best])
+
+
+def _ratio(row: Row) -> float | None:
+    return row["speedup"] / row["speedup_predicted"] if row["speedup"] and row["speedup_predicted"] else None
 
 
 def _by_category(rows: Sequence[Row], value: str) -> str:
-    categories = [c for c in dict.fromkeys(row["category"] for row in rows) if c != "all"]
+    categories = [c for c in dict.fromkeys(row["category"] for row in rows) if c not in grid.SUMMARIES]
     body = []
     for label in dict.fromkeys(row["label"] for row in rows):
-        cells = [next(iter(select(rows, label=label, category=c)), {}).get(value) for c in categories]
-        body.append(([label, *(tables.number(cell) for cell in cells)], False))
-    return _table(["row", *(c.replace("_", " ") for c in categories)], body)
+        values = [next(iter(select(rows, label=label, category=c)), {}).get(value) for c in categories]
+        body.append([cell(label), *map(_number, values)])
+    return markup.table(["row", *(c.replace("_", " ") for c in categories)], body)
+
+
+def _findings_in_depth(rows: Sequence[Row]) -> list[str]:
+    """Acceptance by position, and measured against predicted."""
+    return [
+        section(
+            "Measured against predicted",
+            markup.image(figures.prediction_plot(rows), "measured against predicted speedup, with the band of 10 %"),
+        ),
+        section(
+            "Acceptance by draft position",
+            markup.image(figures.acceptance_plot(rows), "acceptance by draft position"),
+            _by_position(select(rows, category="all")),
+        ),
+    ]
 
 
 def _step(chosen: Sequence[Row]) -> str:
@@ -181,8 +209,8 @@ def _step(chosen: Sequence[Row]) -> str:
             continue
         draft, scoring = row["draft_cost"] * row["draft_passes"] * one, row["t_ratio"] * one
         parts = (step, draft, scoring, step - draft - scoring, one)
-        body.append(([row["label"], *(tables.number(1e3 * seconds, 1) for seconds in parts)], False))
-    return _table(["ms", "step", "draft", "target pass", "the rest", "one-token pass"], body)
+        body.append([cell(row["label"]), *(_number(1e3 * seconds, 1) for seconds in parts)])
+    return markup.table(["ms", "step", "draft", "target pass", "the rest", "one-token pass"], body)
 
 
 def _by_position(chosen: Sequence[Row]) -> str:
@@ -190,11 +218,33 @@ def _by_position(chosen: Sequence[Row]) -> str:
     if not width:
         return "<p>No row drafts.</p>"
     body = [
-        ([row["label"], *(tables.number(a) for a in row["alpha_by_position"]), *[""] * missing], False)
+        [cell(row["label"]), *map(_number, row["alpha_by_position"]), *[Cell("", None)] * missing]
         for row in chosen
         if (missing := width - len(row["alpha_by_position"])) < width
     ]
-    return _table(["row", *map(str, range(1, width + 1))], body)
+    return markup.table(["row", *map(str, range(1, width + 1))], body)
+
+
+def _by_prompt(points: Sequence[Point]) -> str:
+    body = [[cell(p.prompt), cell(p.label), _number(p.entropy), _number(p.alpha)] for p in points]
+    return markup.table(["prompt", "row", "entropy", "alpha"], body) if body else ""
+
+
+def _block(made: grid.Grid) -> str:
+    parts = []
+    for block in made.blocks:
+        best = {column: grid.best(block, column, "speedup") for column in made.columns}
+        body = []
+        for line in block.lines:
+            cells = [cell(line.label)]
+            for column in made.columns:
+                speedup, tau = (line.cells[column][value] for value in grid.VALUES)
+                strong = speedup is not None and round(speedup, 2) == best[column]
+                cells.append(Cell(f"{tables.number(speedup)} / {tables.number(tau)}", speedup, strong))
+            body.append(cells)
+        head = ["row", *(column.replace("_", " ") for column in made.columns)]
+        parts.append(f"<h3>{escape(block.title)}</h3>{markup.table(head, body)}")
+    return f"{''.join(parts)}<p>{escape(made.caption)}</p>"
 
 
 def _texts(coloured: Sequence[ColouredText]) -> list[str]:
@@ -202,34 +252,19 @@ def _texts(coloured: Sequence[ColouredText]) -> list[str]:
         return []
     parts = ["<h2>Drafted tokens</h2><p>Marked text was drafted and accepted; the rest the target added itself.</p>"]
     for text in coloured:
-        body = "".join(f"<mark>{_escape(t)}</mark>" if drafted else _escape(t) for t, drafted in text.pieces)
-        parts.append(f"<h3>{_escape(text.title)}</h3><pre class=question>{_escape(text.question)}</pre>")
+        body = "".join(f"<mark>{escape(t)}</mark>" if drafted else escape(t) for t, drafted in text.pieces)
+        parts.append(f"<h3>{escape(text.title)}</h3><pre class=question>{escape(text.question)}</pre>")
         parts.append(f"<pre>{body}</pre>")
     return parts
 
 
 def _provenance(meta: Mapping[str, Any]) -> str:
-    facts = {name: meta[name] for name in ("created", "commit", "machine", "versions", "precision", "config")}
-    lines = "".join(f"<dt>{_escape(name)}</dt><dd>{_escape(_plain(value))}</dd>" for name, value in facts.items())
-    return f"<dl>{lines}</dl>"
+    return markup.definitions({name: meta[name] for name in PROVENANCE})
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "; ".join(f"{k}: {_plain(v)}" for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(_plain(v) for v in value)
-    return str(value)
+def _number(value: float | None, digits: int = 2) -> Cell:
+    return Cell(tables.number(value, digits), value)
 
 
-def _table(head: Sequence[str], body: Sequence[tuple[Sequence[str], bool]]) -> str:
-    top = "".join(f"<th>{_escape(cell)}</th>" for cell in head)
-    lines = "".join(
-        f"<tr{' class=best' if best else ''}>{''.join(f'<td>{_escape(cell)}</td>' for cell in cells)}</tr>"
-        for cells, best in body
-    )
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
-
-
-def _escape(value: Any) -> str:
-    return html.escape(str(value))
+def _interval(row: Row, name: str) -> Cell:
+    return Cell(tables.with_interval(row[name], row[f"{name}_ci"]), row[name])

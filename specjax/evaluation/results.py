@@ -18,6 +18,7 @@ import jax
 from etils import epath
 
 from specjax.evaluation.benchmark import Measured
+from specjax.evaluation.teacher import Teacher
 
 SCHEMA = "specjax.benchmark/1"
 PACKAGES = ("specjax", "jax", "jaxlib", "flax", "numpy", "ml_dtypes", "transformers", "torch")
@@ -143,8 +144,13 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def texts(measured: Measured) -> list[dict[str, Any]]:
-    """Every token id that was emitted, with its prompt, counts and times: what all rows are computed from."""
+def texts(measured: Measured, teacher: Teacher) -> list[dict[str, Any]]:
+    """Every token id that was emitted, with its prompt, counts and times: what all rows are computed from.
+
+    Args:
+        measured: see `benchmark.measure`.
+        teacher: the target, for the entropies.
+    """
     found = []
     for (i, p), turns in measured.turns.items():
         for number, turn in enumerate(turns):
@@ -163,6 +169,7 @@ def texts(measured: Measured) -> list[dict[str, Any]]:
                     "accepted": c.accepted.tolist(),
                     "reached": c.reached.tolist(),
                     "overlap": c.overlap.tolist(),
+                    "target_entropy": teacher.entropy(turn.prompt, c.tokens) if c.tokens else None,
                     "prefill_seconds": turn.prefill_seconds,
                     "decode_seconds": turn.decode_seconds,
                 }

@@ -85,7 +85,9 @@ def findings(rows: Sequence[Row]) -> list[str]:
         without = next(iter(select(rows, label=row["label"], category="all_without_loops")), None)
         if without and without["prompts"] < row["prompts"]:
             looping = row["prompts"] - without["prompts"]
-            line += f"; {number(without['speedup'])}x without {looping} prompts whose text loops"
+            line += (
+                f"; {number(without['speedup'])}x without the {looping} of {row['prompts']} prompts whose text loops"
+            )
         lines.append(line)
     for row in select(rows, category="all"):
         if row["method"].startswith("transformers"):

@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from specjax.evaluation import tables
-from specjax.evaluation.report import ColouredText, page, plot
+from specjax.evaluation.figures import acceptance_plot, entropy_plot, plot, prediction_plot
+from specjax.evaluation.grid import Run
+from specjax.evaluation.report import ColouredText, merged_page, page, prompt_points
 
 NASTY = '<script>alert("x")</script><img src=x onerror=alert(1)>&'
 
@@ -91,28 +93,77 @@ class Tags(HTMLParser):
             self.marked.append(data)
 
 
+def text(label: str, prompt: str, entropy: float | None, reached: list[int], overlap: list[float]) -> dict[str, Any]:
+    return {"label": label, "prompt": prompt, "target_entropy": entropy, "reached": reached, "overlap": overlap}
+
+
+TEXTS = [
+    text("draft", NASTY, 1.0, [4, 2], [3.0, 1.0]),
+    text("draft", NASTY, 2.0, [2, 0], [1.0, 0.0]),
+    text("plain", NASTY, 1.0, [], []),
+    text("draft", "older", None, [4], [4.0]),
+]
+
+
 @pytest.fixture(scope="module")
-def parsed() -> Tags:
+def single() -> str:
     coloured = [ColouredText(NASTY, NASTY, (("plain ", False), (NASTY, True), ("drafted", True), (" end", False)))]
-    text = page(META, ROWS, title=NASTY, definitions={"tau": NASTY}, coloured=coloured)
-    assert NASTY not in text
-    assert not re.search(r"url\(|@import", text)
+    return page(META, ROWS, title=NASTY, definitions={"tau": NASTY}, texts=TEXTS, coloured=coloured)
+
+
+@pytest.fixture(scope="module")
+def merged() -> str:
+    runs = [Run("a", META | {"definitions": {"tau": NASTY}}, ROWS), Run(NASTY, META, [row(NASTY, category="code")])]
+    return merged_page(runs, title=NASTY)
+
+
+def parse(text: str) -> Tags:
     tags = Tags()
     tags.feed(text)
     return tags
 
 
-def test_what_a_model_wrote_is_text(parsed: Tags) -> None:
-    assert "script" not in parsed.tags
-    assert parsed.tags.count("img") == 1
+def test_what_a_model_wrote_is_text(single: str, merged: str) -> None:
+    for text, images in ((single, 4), (merged, 3)):
+        assert NASTY not in text and "alert(" not in text.replace("alert(1)", "").replace("alert(&quot;x", "")
+        tags = parse(text).tags
+        assert tags.count("script") == 1, "the one that sorts"
+        assert tags.count("img") == images
 
 
-def test_the_page_needs_nothing_but_itself(parsed: Tags) -> None:
-    assert parsed.references and all(r.startswith("data:image/png;base64,") for r in parsed.references)
+def test_a_page_needs_nothing_but_itself(single: str, merged: str) -> None:
+    for text in (single, merged):
+        assert not re.search(r"url\(|@import|https?://", text)
+        references = parse(text).references
+        assert references and all(r.startswith(("data:image/png;base64,", "data:,")) for r in references)
 
 
-def test_drafted_pieces_are_marked(parsed: Tags) -> None:
-    assert parsed.marked == [NASTY, "drafted"]
+def test_drafted_pieces_are_marked(single: str) -> None:
+    assert parse(single).marked == [NASTY, "drafted"]
+
+
+def test_acceptance_and_entropy_of_a_prompt_are_over_its_turns() -> None:
+    (point,) = prompt_points(TEXTS)
+    assert (point.label, point.prompt) == ("draft", NASTY)
+    assert point.entropy == pytest.approx(1.5) and point.alpha == pytest.approx((4 + 1) / (6 + 2))
+
+
+def test_what_a_row_lacks_has_no_plot(single: str) -> None:
+    assert acceptance_plot([PLAIN]) is None and prediction_plot([PLAIN]) is None and entropy_plot([]) is None
+    assert "Entropy and acceptance by prompt" in single
+    bare = page(META, [PLAIN], title="t", definitions={})
+    assert "Entropy and acceptance by prompt" not in bare and "Measured against predicted" not in bare
+
+
+def test_measured_over_predicted_stands_in_the_table(single: str) -> None:
+    cells = re.findall(r'<td data-value="([^"]*)">([^<]*)</td>', single)
+    assert (repr(1.8 / 1.9), "0.95") in cells
+
+
+def test_runs_are_told_apart(merged: str) -> None:
+    assert "a: draft" in merged and "a: slow" in merged
+    with pytest.raises(ValueError, match="there are no runs"):
+        merged_page([], title="t")
 
 
 def test_a_plot_is_a_png_that_grows_with_the_rows() -> None:
@@ -166,7 +217,7 @@ def test_findings_name_the_best_length_loops_and_faults() -> None:
     assert lines[0].startswith(
         "draft_model at temperature 0: best with 4 draft tokens, 1.80 [1.60, 2.00]x (predicted 1.90x)"
     )
-    assert "1.50x without 2 prompts whose text loops" in lines[0]
+    assert "1.50x without the 2 of 8 prompts whose text loops" in lines[0]
     assert tables.findings([PLAIN, row("slow", speedup=0.9)])[0] == "no drafter was faster than plain decoding here"
     assert tables.findings([PLAIN, row("draft", matches_baseline=False)])[-1].startswith("NOT EQUAL")
     peer = row("theirs", method="transformers_greedy", num_nodes=0, baseline_over_this=3.4)

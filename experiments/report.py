@@ -1,0 +1,120 @@
+"""Reports on finished runs: python -m experiments.report runs/*
+
+Merges the results.json of benchmark runs into one page that needs no server (--out, report.html by default), and prints
+them. With --table it prints that table instead, as --format says:
+
+    python -m experiments.report runs/a runs/b --table=methods_by_dataset --format=latex
+
+    --table   methods_by_dataset: speedup / tau of every row on every category, the mean, the best in bold
+    --format  terminal, latex (booktabs), markdown or csv
+    --out     where the page, or the table, is written; a table is printed when it is left out
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from etils import epath
+from rich.console import Console
+
+from experiments import _main
+from specjax.evaluation import grid, tables
+from specjax.evaluation.grid import Grid, Run
+from specjax.evaluation.report import merged_page
+from specjax.evaluation.results import read_results
+
+TABLES: dict[str, Callable[[Sequence[Run]], Grid]] = {"methods_by_dataset": grid.methods_by_dataset}
+FORMATS = ("terminal", *grid.FORMATS)
+PAGE = "report.html"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong on one line, as all programs do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see python -m experiments.report --help")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Reads the runs, then prints or writes what is asked for.
+
+    Raises:
+        FileNotFoundError: no run was named, or one holds no results.json.
+        ValueError: an unknown option, or a file that is no benchmark's results of this version.
+    """
+    options = _parser().parse_args(arguments)
+    runs = read_runs(options.runs)
+    if options.table:
+        show_table(TABLES[options.table](runs), options.format, options.out)
+        return
+    if options.format != "terminal":
+        raise ValueError(f"--format={options.format} is of a table: add --table={next(iter(TABLES))}")
+    console = _main.console()
+    for run in runs:
+        console.print(run.name, style="bold", highlight=False)
+        console.print(tables.headline_table(run.rows))
+        for line in tables.findings(run.rows):
+            console.print(line, highlight=False, markup=False)
+    out = epath.Path(options.out or PAGE)
+    out.write_text(merged_page(runs, title="specjax benchmark runs"))
+    console.print(f"page: {out}", highlight=False)
+
+
+def read_runs(paths: Sequence[str]) -> list[Run]:
+    """The runs at these directories or results files, with names that differ.
+
+    Raises:
+        FileNotFoundError: there are none, or one holds no results.json.
+        ValueError: a file is no benchmark's results of this version.
+    """
+    if not paths:
+        raise FileNotFoundError("no runs were named; expected run directories of experiments.benchmark, such as runs/*")
+    files = [path / "results.json" if path.is_dir() else path for path in map(epath.Path, paths)]
+    names = _names([file.parent for file in files])
+    return [grid.run_of(name, read_results(file)) for name, file in zip(names, files, strict=True)]
+
+
+def show_table(made: Grid, style: str, out: str | None) -> None:
+    """Prints or writes a table."""
+    if style == "terminal" and out:
+        raise ValueError("--out needs a --format that is a file's: latex, markdown or csv")
+    if style == "terminal":
+        console = Console(width=None if sys.stdout.isatty() else 40 + 18 * len(made.columns))
+        console.print(grid.as_table(made))
+        console.print(made.caption, highlight=False, markup=False)
+        return
+    text = grid.FORMATS[style](made)
+    if out:
+        epath.Path(out).write_text(text)
+    else:
+        sys.stdout.write(text)
+
+
+def _names(folders: Sequence[epath.Path]) -> list[str]:
+    """The last parts of each path, as many as tell them all apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    if len(set(parts)) != len(parts):
+        twice = next(folder for i, folder in enumerate(folders) if parts[i] in parts[:i])
+        raise ValueError(f"the run {twice} is named twice; name each once")
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(p[-length:]) for p in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser("python -m experiments.report", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="run directory, or its results.json")
+    parser.add_argument("--table", choices=tuple(TABLES))
+    parser.add_argument("--format", choices=FORMATS, default="terminal")
+    parser.add_argument("--out", metavar="PATH")
+    return parser
+
+
+if __name__ == "__main__":
+    with _main.one_line_errors():
+        main(sys.argv[1:])
