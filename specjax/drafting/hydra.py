@@ -25,6 +25,11 @@ class Hydra(HeadsDrafter):
 
     config: HydraConfig
 
+    @property
+    def draft_passes(self) -> int:
+        """Passes of a step, one a head."""
+        return self.depth
+
     def propose(
         self,
         params: Any,
@@ -84,6 +89,11 @@ class HydraPlusPlus(Hydra):
         super().__post_init__()
         if self.config.prefix is None:
             raise ValueError("these heads have no prefix layer; expected a config with `prefix`")
+
+    @property
+    def draft_passes(self) -> int:
+        """Passes of a step, the prefix layer's and one a head."""
+        return self.depth + 1
 
     def init_state(self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int) -> PrefixState:
         """An empty cache, and the place for the last hidden state of a prompt."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,9 @@ from specjax.checkpoints import drafters
 from specjax.decoding import Drafter
 from specjax.drafting.autoregressive import Autoregressive
 from specjax.drafting.draft_model import DraftModel
+from specjax.drafting.heads import choose_tree
+from specjax.drafting.hydra import Hydra, HydraPlusPlus
+from specjax.drafting.medusa import Medusa
 from specjax.drafting.prompt_lookup import PromptLookup
 from specjax.models import Target
 
@@ -66,9 +70,31 @@ def _draft_model(target: Target, source: str, num_nodes: int = 4) -> Drafting:
     return Drafting("draft_model", DraftModel(draft.config, num_nodes), draft.params, {})
 
 
+def _heads(
+    name: str,
+    target: Target,
+    source: str,
+    tree: str = "chain",
+    nodes: int = 0,
+    choices: Sequence[Sequence[int]] = (),
+) -> Drafting:
+    """Saved heads with a chain, a calibrated tree of so many nodes, or a tree by its choices (`choose_tree`)."""
+    loaded = drafters.load_drafter(source, target)
+    if loaded.method != name:
+        raise ValueError(f"{source!r} is a head of method {loaded.method!r}, not {name!r}: use its own drafter")
+    tables, config = dict(loaded.tables), loaded.config
+    shape = choose_tree(config, tables.pop("accuracy", None), tree=tree, nodes=nodes, choices=choices)
+    if name == "medusa":
+        return Drafting(name, Medusa(config, shape), loaded.params, tables)
+    hydra = Hydra if config.prefix is None else HydraPlusPlus
+    return Drafting(name, hydra(config, shape), loaded.params, tables)
+
+
 # name -> maker(target, **options)
 DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "autoregressive": _autoregressive,
     "draft_model": _draft_model,
+    "hydra": partial(_heads, "hydra"),
+    "medusa": partial(_heads, "medusa"),
     "prompt_lookup": _prompt_lookup,
 }

@@ -216,6 +216,7 @@ def test_options_of_the_tree():
     assert chosen() == CHAIN and chosen(nodes=2).num_nodes == 2
     assert chosen("calibrated", 4) == best_tree(accuracy, 4)
     assert chosen("choices", choices=[(0,), (0, 0)]).depth == 2
+    assert [drafter("hydra").draft_passes, drafter("hydra++").draft_passes] == [3, 4]
     for options, says in (
         ({"tree": "bush"}, "tree='bush'; expected 'chain', 'calibrated' or 'choices'"),
         ({"tree": "choices"}, "tree='choices' with 0 choices; give paths"),
