@@ -34,9 +34,10 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10", "etils[epath-gcs]>=1.12"],
     "torch": [TORCH],
     "wandb": ["wandb>=0.19"],
-    "notebooks": ["jupyterlab>=4.2", "ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
-    "launch": ["etils[epath-gcs]>=1.12"],
-    "test": [TORCH, "pytest>=8.3", "setuptools>=77"],
+    "search": ["optuna>=4.0"],
+    "notebooks": ["jupyterlab>=4.2", "jupytext>=1.16", "ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
+    "launch": ["etils[epath-gcs]>=1.12", "pyyaml>=6.0"],
+    "test": [TORCH, "optuna>=4.0", "pytest>=8.3", "setuptools>=77"],
     "dev": ["ruff>=0.14", "mypy>=1.18", "pre-commit>=4.0"],
 }
 

@@ -27,7 +27,8 @@ class CompiledProgram:
             to another program compiled the same way mean something.
         flops: operations, a loop's body once.
         collectives: by kind, how many instructions and the bytes of their largest operands.
-        cache_copies: instructions that write a whole cache leaf anew.
+        cache_copies: instructions below the entry computation (in a loop's body) that write a whole cache leaf anew.
+            At the entry the compiler may change a leaf's layout once.
     """
 
     arguments: int
@@ -63,7 +64,7 @@ def describe_program(compiled: jax.stages.Compiled, cache_shapes: Iterable[tuple
         accessed=cost.get("bytes accessed", math.nan),
         flops=cost.get("flops", math.nan),
         collectives=collectives(text),
-        cache_copies=tuple(line for shape in dict.fromkeys(cache_shapes) for line in whole_copies(text, shape)),
+        cache_copies=tuple(line for shape in dict.fromkeys(cache_shapes) for line in whole_copies(_inner(text), shape)),
     )
 
 
@@ -82,6 +83,12 @@ def whole_copies(program: str, shape: tuple[int, ...]) -> list[str]:
     dims = ",".join(map(str, shape))
     anew = "copy|copy-start|select|concatenate|transpose"
     return re.findall(rf"\w+\[{dims}\](?:{{[^}}]*}})? (?:{anew})\(.*", program)
+
+
+def _inner(program: str) -> str:
+    """An optimised program without its entry computation, which ends at the first brace in column 0."""
+    before, entry, rest = program.partition("\nENTRY ")
+    return before + rest.partition("\n}")[2] if entry else program
 
 
 def _size(kind: str, dims: str) -> int:

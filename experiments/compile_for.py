@@ -1,0 +1,226 @@
+"""Compiles a decoding or training program for a TPU slice that is not here, and says whether it fits.
+
+    python -m experiments.compile_for --config=configs/compile_for.py:llama3_8b,decode --topology=v5e:2x4
+
+Needs libtpu (`pip install 'specjax[tpu]'`), no TPU and no weights: parameters are abstract. Per device: bytes held
+against the chip's memory, bytes moved against a bare forward pass compiled the same way, collectives, copies of the
+cache (there should be none). Writes compiled.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+from absl import flags
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from experiments import _main
+from specjax import build
+from specjax.decoding import Drafter, Loop, Weights, make_sampling
+from specjax.drafting import Autoregressive, DraftModel, PromptLookup
+from specjax.drafting.registry import DRAFTERS
+from specjax.evaluation import results
+from specjax.evaluation.compiled import CompiledProgram, describe_program
+from specjax.models import Target, graph, merge
+from specjax.models.attention import causal_view
+from specjax.models.published import published_config
+from specjax.models.target import config_hash
+from specjax.parallel import AXES, Placement, batch_shardings, param_shardings, replicated, state_shardings
+from specjax.parallel.topology import GIB, chip, slice_mesh, with_shardings
+from specjax.training import OptimizerConfig, Trainer, TrainerConfig
+from specjax.training.data import Batch
+from specjax.training.objectives.registry import OBJECTIVES
+from specjax.verification import Greedy
+
+SCHEMA = "specjax.compiled/1"
+TOPOLOGY = flags.DEFINE_string("topology", "v5e:2x4", "slice to compile for: <chip>:<shape>")
+
+# libtpu asks a metadata server what it runs on, unless it is told.
+SLICE_ENV = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost"}
+
+
+def main(config: ml_collections.ConfigDict) -> None:
+    """Compiles, prints, writes."""
+    for name, value in SLICE_ENV.items():
+        os.environ.setdefault(name, value)
+    console, topology = _main.console(), TOPOLOGY.value
+    results.check_writable(_main.workdir())
+    target = abstract_target(config.model, config.dtype)
+    memory = chip(topology).memory
+    placement = Placement(
+        slice_mesh(topology, **{axis: config.mesh[axis] for axis in AXES}),
+        config.mesh.target,
+        config.mesh.drafter,
+        target.config.head_dim,
+    )
+    programs = {"decode": decode_programs, "train": train_programs}[config.program](config, target, placement)
+    table = Table(
+        "program", "arguments GiB", "temporaries GiB", "peak GiB", "of memory", "bytes moved", box=SIMPLE_HEAD
+    )
+    rows, reference = [], None  # the first program is what the others are held against
+    for name, lower in programs.items():
+        started = time.monotonic()
+        found = lower()
+        reference = reference or found.accessed
+        table.add_row(
+            name,
+            *(f"{x / GIB:.3f}" for x in (found.arguments, found.temporaries, found.peak)),
+            f"{found.peak / memory:.0%}{'' if found.peak <= memory else ' DOES NOT FIT'}",
+            f"{found.accessed / reference:.2f} x",
+        )
+        rows.append({"program": name, "seconds": time.monotonic() - started, **as_row(found, memory, reference)})
+    console.print(table)
+    for row in rows:
+        kinds = ", ".join(f"{n} {kind} ({size / 1e6:.2f} MB)" for kind, (n, size) in row["collectives"].items())
+        copies = (
+            f"{len(row['cache_copies'])} copies of the cache in its loop"
+            if row["cache_copies"]
+            else "no copy of the cache in a loop"
+        )
+        console.print(f"{row['program']}: {kinds or 'no collectives'}; {copies}", highlight=False)
+    meta = results.describe({**config.to_dict(), "topology": topology}, {"dtype": config.dtype}, SCHEMA)
+    results.write_json(_main.workdir() / "compiled.json", {"meta": meta, "rows": rows})
+
+
+def as_row(found: CompiledProgram, memory: int, reference: float) -> dict[str, Any]:
+    """A row of compiled.json."""
+    return {
+        **dataclasses.asdict(found),
+        "peak": found.peak,
+        "memory": memory,
+        "fits": found.peak <= memory,
+        "accessed_ratio": found.accessed / reference,
+    }
+
+
+def abstract_target(model: str, dtype: str) -> Target:
+    """A published model without weights and without a tokenizer."""
+    shapes = published_config(model, dtype)
+    static, params = graph(shapes)
+    tokenizer: Any = None
+    return Target(shapes, static, params, tokenizer, model, config_hash(shapes), (0,), shapes.max_position)
+
+
+def abstract(tree: Any) -> Any:
+    """Shapes and dtypes of arrays."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def make_drafter(options: dict[str, Any], target: Target) -> Drafter:
+    """The drafter that a config names; a draft model is `model`, one of the published shapes.
+
+    Raises:
+        ValueError: one that cannot be made without weights.
+    """
+    name = options.pop("name")
+    if name == "draft_model":
+        return DraftModel(published_config(options.pop("model"), target.config.dtype), **options)
+    if name in ("autoregressive", "prompt_lookup"):
+        return {"autoregressive": Autoregressive, "prompt_lookup": PromptLookup}[name](**options)
+    known = "autoregressive, draft_model, prompt_lookup"
+    also = " (it needs trained weights)" if name in DRAFTERS else ""
+    raise ValueError(f"drafter {name!r} cannot be compiled from shapes alone{also}; expected one of {known}")
+
+
+def decode_programs(config: ml_collections.ConfigDict, target: Target, at: Placement) -> dict[str, Any]:
+    """The loop, and a bare pass over as many tokens with the same weights and cache."""
+    batch, buffer = config.decode.batch, config.decode.buffer
+    drafter = make_drafter(config.drafter.to_dict(), target)
+    loop = Loop(target.graph, drafter, Greedy(drafter.depth), target.eos_ids, precision=config.precision)
+    sampling = abstract(make_sampling([0.0] * batch))
+    fresh = functools.partial(drafter.init_params, jax.random.key(0))
+    params, tables = jax.eval_shape(lambda p: fresh(merge(target.graph, p)), target.params)
+    weights = Weights(
+        with_shardings(target.params, param_shardings(target.params, at.mesh, at.target, head_dim=at.head_dim)),
+        with_shardings(params, at.drafter_shardings(params)),
+        with_shardings(tables, replicated(tables, at.mesh)),
+    )
+    steps = with_shardings(ints(), replicated(ints(), at.mesh))
+    with at.active():
+        keys = jax.ShapeDtypeStruct((batch, 2), jnp.uint32)
+        state = jax.eval_shape(loop.prefill, weights, ints(batch, buffer), ints(batch), ints(batch), sampling, keys)
+    state = with_shardings(state, state_shardings(state, at.mesh, at.target, drafter=at.drafter))
+    shapes = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(state.cache.layers)]
+
+    def bare(params: Any, tokens: jax.Array, cache: Any) -> Any:
+        network = merge(target.graph, params)
+        out, cache = network.cached(tokens, cache, causal_view(cache.length, tokens.shape[1]), taps=("normed",))
+        return jnp.argmax(network.logits(out.taps["normed"]), -1), cache
+
+    tokens = ints(batch, drafter.num_nodes + 1)
+    tokens = with_shardings(tokens, batch_shardings(tokens, at.mesh))
+
+    def compile_bare() -> CompiledProgram:
+        with at.active(), jax.default_matmul_precision(config.precision):
+            lowered = jax.jit(bare, donate_argnums=2).lower(weights.target, tokens, state.cache)
+        return describe_program(lowered.compile(), shapes)
+
+    def compile_loop() -> CompiledProgram:
+        with at.active():
+            lowered = Loop.run.lower(loop, weights, state, steps)  # type: ignore[attr-defined]
+        return describe_program(lowered.compile(), shapes)
+
+    return {"bare forward pass": compile_bare, f"decoding with {config.drafter.name}": compile_loop}
+
+
+def train_programs(config: ml_collections.ConfigDict, target: Target, at: Placement) -> dict[str, Any]:
+    """One update of the objective, with the target running in the step."""
+    options = config.objective.to_dict()
+    name = options.pop("name")
+    objective = build.lookup(OBJECTIVES, name, "objective")(target, **options)
+    rows, length = config.train.batch, config.train.row_length
+    tables = {"vocab": ints(options["draft_vocab"])}
+    trainer = Trainer(
+        target=dataclasses.replace(
+            target,
+            params=with_shardings(
+                target.params, param_shardings(target.params, at.mesh, at.target, head_dim=at.head_dim)
+            ),
+        ),
+        objective=objective,
+        tables=with_shardings(tables, replicated(tables, at.mesh)),
+        optimizer=OptimizerConfig(learning_rate=1e-4, steps=1000),
+        config=TrainerConfig(
+            steps=1000, batch=rows, best="none", precision=config.precision, accumulate=config.train.accumulate
+        ),
+        train=NoRows(),
+        held_out={},
+        placement=at,
+        online=tuple(getattr(getattr(objective, "config", None), "taps", ())),
+    )
+    flags_bt = jax.ShapeDtypeStruct((rows, length), jnp.bool_)
+    batch = Batch(ints(rows, length), ints(rows, length), ints(rows, length), flags_bt)
+
+    def compile_step() -> CompiledProgram:
+        with at.active():
+            lowered = trainer.lower(with_shardings(batch, batch_shardings(batch, at.mesh)))
+        return describe_program(lowered.compile())
+
+    return {f"training step of {name}": compile_step}
+
+
+class NoRows:
+    """A source for a trainer that only compiles."""
+
+    rows = 0
+
+    def batch(self, rows: Any) -> Batch:
+        """There are none."""
+        raise LookupError("a trainer that only compiles has no rows")
+
+
+def ints(*shape: int) -> jax.ShapeDtypeStruct:
+    """An abstract int32 array."""
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+if __name__ == "__main__":
+    _main.run(main, config="configs/compile_for.py", workdir="runs/compiled")

@@ -1,0 +1,131 @@
+"""What the launch recipes would run, read by the parsers that will read it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from experiments.launch import jobset, slurm, tpu_vm
+
+TRAIN = "python -m experiments.train --config=configs/eagle3.py:llama3_8b --workdir=gs://bucket/eagle3"
+SLURM = ["--name=eagle3", f"--command={TRAIN}", "--nodes=2", "--gpus=8", "--dry-run"]
+TPU = ["--name=eagle3", f"--command={TRAIN}", "--type=v5litepod-256", "--zone=us-west4-a", "--dry-run"]
+TPU += ["--repository=https://example.org/specjax.git"]
+JOBSET = ["--name=eagle3", f"--command={TRAIN}", "--image=specjax:1", "--dry-run"]
+ON_TPU = ["--accelerator=tpu-v5-lite-podslice", "--topology=16x16", "--hosts=64"]
+
+
+def printed(recipe, arguments, capsys):
+    recipe.main(arguments)
+    return capsys.readouterr().out
+
+
+def refused(recipe, arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        recipe.main(arguments)
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_batch_script(capsys):
+    text = printed(slurm, [*SLURM, "--sbatch=--partition=h100"], capsys)
+    head = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert head == [
+        "#SBATCH --job-name=eagle3",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=8",
+        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --time=24:00:00",
+        "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --output=eagle3-%j.log",
+        "#SBATCH --signal=TERM@120",
+        "#SBATCH --partition=h100",
+    ]
+    assert f"srun --kill-on-bad-exit=1 {TRAIN} --require_platform=gpu" in text.splitlines()
+    # Every process must see all GPUs of its node: JAX picks by local rank.
+    assert "gpus-per-task" not in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "--severity=warning", "-"], input=text, text=True, check=True)
+
+
+@pytest.mark.parametrize("status", [0, 1, 75])
+def test_only_an_interrupted_job_goes_back_into_the_queue(status, tmp_path, capsys):
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "activate").write_text("")
+    for name, body in (("srun", f"exit {status}"), ("scontrol", f"echo requeued >> {tmp_path}/seen")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    text = printed(slurm, [*SLURM, f"--venv={tmp_path / 'venv'}"], capsys)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    ran = subprocess.run(["bash"], input=text, text=True, env=environment, cwd=tmp_path)
+    assert ran.returncode == status
+    assert (tmp_path / "seen").exists() == (status == 75)
+
+
+def test_a_pod_of_tpu_vms(capsys):
+    setup, start = (shlex.split(line) for line in printed(tpu_vm, TPU, capsys).splitlines())
+    for words in (setup, start):
+        assert words[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "eagle3"]
+        assert "--worker=all" in words
+        subprocess.run(["bash", "-n"], input=words[-1].removeprefix("--command="), text=True, check=True)
+    assert start[-1].endswith(f"{TRAIN} --require_platform=tpu")
+    asked, state = (shlex.split(line) for line in printed(tpu_vm, [*TPU, "--create", "--spot"], capsys).splitlines())
+    assert asked[3:6] == ["queued-resources", "create", "eagle3"]
+    assert {"--spot", "--accelerator-type=v5litepod-256", "--runtime-version=v2-alpha-tpuv5-lite"} <= set(asked)
+    assert state[4] == "describe"
+
+
+def test_a_job_set_of_tpus(capsys):
+    found = yaml.safe_load(printed(jobset, [*JOBSET, *ON_TPU, "--spot"], capsys))
+    assert (found["apiVersion"], found["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    (group,) = found["spec"]["replicatedJobs"]
+    job = group["template"]["spec"]
+    assert job["parallelism"] == job["completions"] == 64
+    assert job["backoffLimit"] == 0 and found["spec"]["failurePolicy"]["maxRestarts"] == 50
+    pod = job["template"]["spec"]
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+        "cloud.google.com/gke-tpu-topology": "16x16",
+        "cloud.google.com/gke-spot": "true",
+    }
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"] == {"google.com/tpu": 4}
+    assert container["command"][-1] == f"{TRAIN} --require_platform=tpu"
+    assert "env" not in container  # the cluster tells TPU hosts who they are
+
+
+def test_a_job_set_of_gpus_is_told_where_to_meet(capsys):
+    found = yaml.safe_load(
+        printed(jobset, [*JOBSET, "--accelerator=nvidia-h100-80gb", "--hosts=2", "--chips=8"], capsys)
+    )
+    pod = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    told = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert told["JAX_COORDINATOR_ADDRESS"] == "eagle3-worker-0-0.eagle3:8476"
+    assert told["JAX_NUM_PROCESSES"] == "2" and "JAX_PROCESS_ID" in told
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments", "message"),
+    [
+        (slurm, [*SLURM, "--name=Eagle_3"], "name 'Eagle_3': expected"),
+        (slurm, [*SLURM, "--command=a\nb"], "several lines"),
+        (slurm, [*SLURM, "--command= "], "the command is empty"),
+        (slurm, [*SLURM, "--nodes=0"], "nodes=0"),
+        (slurm, [*SLURM, "--time=soon"], "time 'soon'"),
+        (tpu_vm, [*TPU, "--type=v99-8"], "type 'v99-8'"),
+        (tpu_vm, [*TPU, "--command=python x.py --workdir=/tmp/x"], "workdir is '/tmp/x'"),
+        (jobset, [*JOBSET, "--accelerator=tpu-v5-lite-podslice"], "needs --topology"),
+        (jobset, [*JOBSET, *ON_TPU, "--hosts=0"], "hosts=0"),
+        (jobset, [*JOBSET, *ON_TPU, "--command=python x.py"], "workdir is None"),
+    ],
+)
+def test_one_error_before_anything_runs(recipe, arguments, message, capsys):
+    assert message in refused(recipe, arguments, capsys)
