@@ -22,7 +22,9 @@ SKIP = LayerSkip(skip=(1,), num_nodes=3)
 
 
 @pytest.mark.pitfall("transformers#34240")
-@pytest.mark.parametrize("drafter", [EXIT, SKIP], ids=["early_exit", "layer_skip"])
+@pytest.mark.parametrize(
+    "drafter", [EXIT, pytest.param(SKIP, marks=pytest.mark.slow)], ids=["early_exit", "layer_skip"]
+)
 def test_contract(drafter):
     sub = common.subject(drafter)
     contract.check_drafter(sub, Recursive)
@@ -30,7 +32,11 @@ def test_contract(drafter):
     assert sum(c.accepted[1:].sum() for c in done) > 0
 
 
-@pytest.mark.parametrize("drafter", [EXIT, dataclasses.replace(SKIP, min_confidence=0.4)], ids=["exit", "skip_stop"])
+@pytest.mark.parametrize(
+    "drafter",
+    [EXIT, pytest.param(dataclasses.replace(SKIP, min_confidence=0.4), marks=pytest.mark.slow)],
+    ids=["exit", "skip_stop"],
+)
 def test_law(drafter):
     sub = common.subject(drafter, vocab=4)
     assert common.law_p_value(sub, Recursive, prompt=(0, 1, 3)) > common.FALSE_ALARM
