@@ -236,6 +236,8 @@ def pointers(draft: Draft) -> tuple[jax.Array, jax.Array]:
 
     Invalid nodes are left out; siblings keep their order.
     """
+    if not draft.num_nodes:
+        return jnp.full((draft.tokens.shape[0], 1), -1, jnp.int32), draft.parents
     parents = jnp.where(draft.valid, draft.parents, -2)
     index = jnp.arange(draft.num_nodes)
     owner = jnp.arange(-1, draft.num_nodes)

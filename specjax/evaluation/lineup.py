@@ -11,6 +11,7 @@ from specjax.decoding import make_sampling
 from specjax.evaluation.contenders import Contender, Info, LoopContender, draft_passes
 from specjax.evaluation.peers import PEERS, make_peers
 from specjax.models import Target, pack
+from specjax.verification.registry import label as rule_label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +19,9 @@ class Lineup:
     """What is to be compared.
 
     Attributes:
-        rows: options by label: `name` of a drafter or peer; `rule`, empty for the default; `num_nodes`, a tuple to
-            sweep over; what else the drafter's maker takes. A row with an empty `source` is left out.
+        rows: options by label: `name` of a drafter or peer; `rule`, empty for the default, `rule_options`, and
+            `lossless`, False to let a lossy one run; `num_nodes`, a tuple to sweep over; what else the drafter's
+            maker takes. A row with an empty `source` is left out.
         only: labels to keep; all of them when empty.
         temperatures: each row runs at each of them; peers only decode greedily.
         top_k: 0 for all.
@@ -92,6 +94,7 @@ def enlist(
 
     def ours(label: str, row: dict[str, Any]) -> Iterator[Contender]:
         name, rule, sizes = row.pop("name"), row.pop("rule", "") or None, row.pop("num_nodes", None)
+        lossless, rule_options = row.pop("lossless", True), row.pop("rule_options", None)
         sweep = sizes if isinstance(sizes, tuple) else (sizes,)
         made = make_drafter(name, target, **row, **({} if sweep[0] is None else {"num_nodes": sweep[0]}))
         made = dataclasses.replace(made, params=pack(made.params)) if packed else made
@@ -99,12 +102,13 @@ def enlist(
             drafter = made.drafter if size is None else dataclasses.replace(made.drafter, num_nodes=size)
             drafting = dataclasses.replace(made, drafter=drafter)
             sampling = make_sampling([temperature], [lineup.top_k], [lineup.top_p])
-            options = {"rule": rule, "precision": lineup.precision, "layout": lineup.layout}
+            options = {"precision": lineup.precision, "layout": lineup.layout}
+            options |= {"rule": rule, "rule_options": rule_options, "lossless": lossless}
             loop, weights = make_loop(laid_out, drafting, sampling, **options)
             info = Info(
                 label=_label(lineup, label, temperature, size if len(sweep) > 1 else None),
                 method=name,
-                rule=rule or default_rule(drafter, sampling),
+                rule=rule_label(rule or default_rule(drafter, sampling), loop.rule),
                 temperature=temperature,
                 top_k=lineup.top_k,
                 top_p=lineup.top_p,

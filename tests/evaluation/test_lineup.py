@@ -38,6 +38,14 @@ def test_one_name_where_nothing_is_swept(target: Target) -> None:
     assert found.info.label == "lookup" and found.info.num_nodes == 3
 
 
+def test_a_lossy_rule_is_asked_for_and_says_so(target: Target) -> None:
+    row = {"name": "prompt_lookup", "num_nodes": 3, "rule": "threshold", "rule_options": {"bar": 0.5}}
+    with pytest.raises(ValueError, match="rule 'threshold' is lossy; use 'greedy'"):
+        build.contenders(Lineup(rows={"lookup": row}), target)
+    (found,) = build.contenders(Lineup(rows={"lookup": row | {"lossless": False}}), target)
+    assert found.info.rule == "threshold (lossy)" and found.loop.rule.bar == 0.5  # type: ignore[attr-defined]
+
+
 def test_the_target_is_laid_out_once_for_all(target: Target) -> None:
     found = enlisted(target, layout="packed")
     first = jax.tree.leaves(found[0].weights.target)

@@ -1,34 +1,67 @@
 """Every rule against the exact law, on many draws (a million in the slow tests); faults that a G-test must catch."""
 
-import jax
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.decoding import Keys, request_keys
 from specjax.decoding.sampling import ACCEPT, DRAFT
-from specjax.testing import laws
-from specjax.testing.laws import DRAFTED, ROOT, TARGET, draw_sequences, p_value, plain, step_keys, tree_draft, warped
-from specjax.verification import OneHot, Recursive
+from specjax.drafting import DraftModel
+from specjax.testing import contract, laws
+from specjax.testing.laws import (
+    DRAFTED,
+    ROOT,
+    TARGET,
+    VOCAB,
+    chain_draft,
+    draw_sequences,
+    p_value,
+    plain,
+    tree_draft,
+    warped,
+)
+from specjax.testing.markov import markov_config, markov_params
+from specjax.verification import Block, KSeq, OneHot, Recursive, Traversal
+from specjax.verification.registry import RULES
 
 QUICK = 1 << 16
-RULES = {"recursive": Recursive, "one_hot": OneHot}
+KINDS = ["iid", "without_replacement", "fixed", "mixed"]
+CASES = [
+    *((Recursive, tree_draft, kind, warped) for kind in KINDS),
+    *((OneHot, tree_draft, kind, warped) for kind in KINDS),
+    *((Traversal, tree_draft, kind, plain) for kind in KINDS),
+    (KSeq, tree_draft, "iid", plain),
+    (Block, chain_draft, "iid", plain),
+    (Block, chain_draft, "fixed", plain),
+]
 
 
 @pytest.mark.pitfall("EAGLE#329", "jaymody/speculative-sampling#3", "mlx-swift-lm#459", "LookaheadDecoding#6")
-@pytest.mark.parametrize("kind", ["iid", "without_replacement", "fixed", "mixed"])
-@pytest.mark.parametrize("rule", RULES)
-def test_output_law_is_the_targets(rule, kind):
-    tokens, accepted = draw_sequences(RULES[rule](2), tree_draft(kind), warped, draws=QUICK)
-    assert accepted > 0.1
-    assert p_value(tokens, warped) > 1e-6
+@pytest.mark.parametrize(("rule", "shape", "kind", "sampling"), CASES)
+def test_output_law_is_the_targets(rule, shape, kind, sampling):
+    tokens, accepted = draw_sequences(rule(2), shape(kind), sampling, draws=QUICK)
+    assert kind in rule(2).exact_for
+    assert accepted > 0.01
+    assert p_value(tokens, sampling) > 1e-6
+
+
+def test_every_exact_rule_is_among_the_cases():
+    tested = {(rule, kind) for rule, _, kind, _ in CASES}
+    for name, make in RULES.items():
+        rule = make(2)
+        if name not in ("greedy", "block"):  # The one has no law to test; the other's chains have no siblings.
+            assert {(type(rule), kind) for kind in rule.exact_for} <= tested, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
-def test_output_law_on_a_million_draws(rule):
-    cases = laws.check_rule(RULES[rule])
-    assert len(cases) == 8
+@pytest.mark.parametrize(
+    ("rule", "chains", "cases"),
+    [(Recursive, False, 8), (OneHot, False, 8), (Traversal, False, 8), (KSeq, False, 2), (Block, True, 4)],
+)
+def test_output_law_on_a_million_draws(rule, chains, cases):
+    assert len(laws.check_rule(rule, chains_only=chains)) == cases
 
 
 def raw_q(keys, sampling):
@@ -86,17 +119,6 @@ def test_the_one_hot_rule_asks_nothing_of_the_law(fault):
     assert p_value(tokens, sampling) > 1e-6
 
 
-@pytest.mark.pitfall("tpu-inference rejection_sampler (code)")
-def test_impossible_token_is_rejected_even_when_the_uniform_is_zero(monkeypatch):
-    monkeypatch.setattr(Keys, "uniform", lambda self, purpose, slot: jnp.zeros_like(self.length, jnp.float32))
-    keys, sampling = step_keys(3, 0), plain(3)
-    draft = tree_draft("fixed")(keys, sampling)
-    scores = laws.score(draft)
-    scores = scores.replace(logits=scores.logits.at[:, 0, 2].set(-jnp.inf))
-    verdict = Recursive(2).verify(draft, scores, sampling, keys)
-    assert not np.any(np.asarray(verdict.path[:, 0]) == 0)
-
-
 @pytest.mark.pitfall("llama.cpp#27694", "vllm#40551")
 def test_acceptance_is_the_overlap_and_one_hot_accepts_less():
     def first_only(keys, sampling):
@@ -110,19 +132,26 @@ def test_acceptance_is_the_overlap_and_one_hot_accepts_less():
     assert abs(match - (TARGET[ROOT] * DRAFTED[ROOT]).sum()) < 5 * sigma
 
 
-@pytest.mark.pitfall("vllm-ascend#2881")
-def test_inputs_are_unchanged():
-    keys, sampling = step_keys(8, 0), plain(8)
-    draft = tree_draft("iid")(keys, sampling)
-    scores = laws.score(draft)
-    before = jax.tree.map(np.array, (draft, scores))
-    Recursive(2).verify(draft, scores, sampling, keys)
-    jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.array, (draft, scores)))
-
-
 def test_purposes_have_keys_of_their_own():
     keys = Keys(request_keys(0, [0]), jnp.asarray([7]))
     a, b = keys.uniform(ACCEPT, 0), keys.uniform(DRAFT, 0)
     assert a != b
     assert keys.uniform(ACCEPT, 1) != a
     assert Keys(request_keys(0, [1]), jnp.asarray([7])).uniform(ACCEPT, 0) != a
+
+
+@dataclasses.dataclass(frozen=True)
+class SameKeysEveryStep(Block):
+    """A planted fault: uniforms that an earlier step looked at are used again."""
+
+    def verify(self, draft, scores, sampling, keys):
+        return super().verify(draft, scores, sampling, keys.replace(length=jnp.zeros_like(keys.length)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "right"), [(Block, True), (Traversal, True), (SameKeysEveryStep, False)])
+def test_block_verification_over_several_steps(rule, right):
+    """It looks at the uniforms of positions that it does not keep: keys must differ from step to step."""
+    drafter, law = DraftModel(markov_config(VOCAB), num_nodes=2), 0.5 * TARGET + 0.5 * DRAFTED
+    p = contract.law_p_value(drafter, markov_params(law), {}, rule, draws=1 << 18, tokens=5)
+    assert (p > 1e-6) == right

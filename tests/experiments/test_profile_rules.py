@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import profile_rules
+from specjax import build
+
+
+def test_every_rule_and_processor_is_timed(in_workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"target.source": "", "vocabularies": (64,), "step_ms": (2.0,), "rules": ("recursive", "block")}
+    config = build.load_config("configs/profile_rules.py", "quick", options)
+    with config.unlocked():
+        config.trees = {"3": (1, 1, 1), "4": (2, 1)}
+    profile_rules.main(config)
+    found = json.loads((in_workdir / "profile_rules.json").read_text())
+    assert found["meta"]["schema"] == "specjax.profile_rules/1"
+    named = {(row["nodes"], row["kind"], row["name"]) for row in found["rows"]}
+    assert (3, "rule", "block") in named and (4, "rule", "block") not in named
+    assert (4, "rule", "recursive") in named and (4, "processor", "top_p") in named
+    for row in found["rows"]:
+        assert row["seconds"] > 0 and row["share"] == pytest.approx(row["seconds"] / 2e-3)
+    assert "of a step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"rules": ("recursiv",)}, "unknown name 'recursiv' in rules; known: block"),
+        ({"step_ms": (1.0, 2.0)}, "expected a time >= 0 for each of"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(overrides, message, in_workdir: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        profile_rules.main(build.load_config("configs/profile_rules.py", "quick", overrides))

@@ -1,0 +1,191 @@
+"""What holds for every rule: strict acceptance, named faults, inputs left alone, chains that end early, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import build
+from specjax.decoding import Draft, Keys, Scores, make_sampling
+from specjax.decoding.tree import chain
+from specjax.drafting import Autoregressive, PromptLookup
+from specjax.testing import laws
+from specjax.testing.laws import chain_draft, plain, step_keys, tree_draft
+from specjax.verification import Block, KSeq, Recursive, Threshold, Traversal
+from specjax.verification.k_seq import smallest_rho
+from specjax.verification.registry import RULES, is_lossy
+
+ROWS = 3
+SAMPLED = sorted(set(RULES) - {"greedy", "speculative"})
+
+
+def make(name: str):
+    """The rule, and a draft of a shape that it takes."""
+    rule = RULES[name](2)
+    keys, sampling = step_keys(ROWS, 0), plain(ROWS)
+    draft = (chain_draft if name == "block" else tree_draft)("iid")(keys, sampling)
+    return rule, draft, laws.score(draft), sampling, keys
+
+
+def verify(rule, *arguments):
+    return jax.jit(lambda *given: rule.verify(*given))(*arguments)
+
+
+@pytest.mark.pitfall("tpu-inference rejection_sampler (code)")
+@pytest.mark.parametrize("name", sorted(set(SAMPLED) - {"one_hot"}))
+def test_impossible_token_is_rejected_even_when_the_uniform_is_zero(name, monkeypatch):
+    monkeypatch.setattr(Keys, "uniform", lambda self, purpose, slot: jnp.zeros_like(self.length, jnp.float32))
+    _, draft, scores, sampling, keys = make(name)
+    rule = Threshold(2, bar=0.0) if name == "threshold" else RULES[name](2)
+    # Everything that could be accepted is impossible, and what is left is possible.
+    impossible = jnp.zeros((ROWS, laws.VOCAB), bool).at[jnp.arange(ROWS)[:, None], draft.tokens].set(True)
+    logits = jnp.where(impossible[:, None], -jnp.inf, scores.logits)
+    assert not np.any(np.asarray(impossible.all(-1)))
+    verdict = verify(rule, draft, scores.replace(logits=logits), sampling, keys)
+    assert np.asarray(verdict.num_accepted).tolist() == [0] * ROWS
+    assert not np.any(np.asarray(impossible)[np.arange(ROWS), verdict.next_token])
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_nan_logits_name_the_node(name):
+    rule, draft, scores, sampling, keys = make(name)
+    logits = scores.logits.at[1, 2, 3].set(jnp.nan).at[2, 0, 0].set(jnp.nan)
+    verdict = verify(rule, draft, scores.replace(logits=logits), sampling, keys)
+    assert np.asarray(verdict.fault).tolist() == [-1, 2, 0]
+
+
+@pytest.mark.pitfall("vllm-ascend#2881")
+def test_inputs_are_unchanged():
+    for name in ("recursive", "traversal", "k_seq", "block"):
+        rule, draft, scores, sampling, keys = make(name)
+        before = jax.tree.map(np.array, (draft, scores))
+        verify(rule, draft, scores, sampling, keys)
+        jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.array, (draft, scores)))
+
+
+COIN_P, COIN_Q = (1 / 3, 2 / 3), (2 / 3, 1 / 3)
+TOKEN_BY_TOKEN = {2: Fraction(10, 9), 3: Fraction(38, 27), 4: Fraction(130, 81)}
+JOINTLY = {2: Fraction(11, 9), 3: Fraction(5, 3), 4: Fraction(166, 81)}
+
+
+@pytest.mark.parametrize(("rule", "expected"), [(Recursive, TOKEN_BY_TOKEN), (Block, JOINTLY), (Traversal, JOINTLY)])
+def test_the_coins_of_the_block_verification_paper(rule, expected):
+    """Chains of 2, 3 and 4 tokens in one program: rows end theirs early."""
+    each = 1 << 16
+    n = each * len(expected)
+    keys = step_keys(n, 1)
+    sampling = jax.tree.map(lambda x: jnp.broadcast_to(x, (n,)), make_sampling([1.0]))
+    tokens = jax.random.categorical(jax.random.key(5), jnp.log(jnp.asarray(COIN_Q)), shape=(n, 4))
+    law = jnp.broadcast_to(jnp.log(jnp.asarray(COIN_Q, jnp.float32)), (n, 4, 2))
+    gamma = jnp.repeat(jnp.asarray(sorted(expected)), each)
+    draft = dataclasses.replace(chain(tokens, laws=law), valid=jnp.arange(4) < gamma[:, None])
+    logits = jnp.broadcast_to(jnp.log(jnp.asarray(COIN_P, jnp.float32)), (n, 5, 2))
+    depths = jnp.broadcast_to(jnp.arange(5), (n, 5))
+    verdict = verify(rule(4), draft, Scores(logits, jnp.argmax(logits, -1), depths, {}), sampling, keys)
+    accepted = np.asarray(verdict.num_accepted).reshape(-1, each)
+    for found, (length, mean) in zip(accepted, sorted(expected.items()), strict=True):
+        assert found.max() == length
+        assert abs(found.mean() - float(mean)) < 5 * found.std() / np.sqrt(each)
+    # alpha is that of the two coins, wherever a rule got to.
+    assert np.nanmean(verdict.overlap) == pytest.approx(2 / 3, abs=1e-6)
+    assert np.isnan(verdict.overlap[0, 2:]).all()
+
+
+def test_an_invalid_node_takes_its_descendants_with_it():
+    """The first child is invalid, its grandchild is not; the likeliest other child remains."""
+    for rule in (Recursive(2), Traversal(2), KSeq(2), Threshold(2, bar=0.0)):
+        _, draft, scores, sampling, keys = make("traversal")
+        draft = draft.replace(valid=draft.valid.at[:, 0].set(False))
+        verdict = verify(rule, draft, scores, sampling, keys)
+        assert set(np.asarray(verdict.path[:, 0]).tolist()) <= {-1, 1, 2}
+        assert np.asarray(verdict.path[:, 1]).tolist() == [-1] * ROWS
+
+
+def test_plain_decoding_passes_through_every_rule():
+    keys, sampling = step_keys(ROWS, 0), plain(ROWS)
+    draft = chain(jnp.zeros((ROWS, 0), jnp.int32), laws=None)
+    scores = laws.score(draft)
+    for name in SAMPLED:
+        verdict = verify(RULES[name](0), draft, scores, sampling, keys)
+        assert verdict.path.shape == (ROWS, 0) and np.asarray(verdict.num_accepted).tolist() == [0] * ROWS
+
+
+def test_rho_is_the_smallest_that_is_valid():
+    p = jnp.asarray([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.2, 0.5, 0.3]])
+    q = jnp.asarray([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1], [0.2, 0.5, 0.3]])
+    rho = np.asarray(smallest_rho(p, q, jnp.asarray([2, 4, 3])), np.float64)
+    assert rho[2] == 1.0  # p = q: all children pass
+    for i, k in enumerate((2, 4)):
+        for factor, valid in ((1.0, True), (1 - 1e-4, False)):
+            beta = np.minimum(q[i], p[i] / (rho[i] * factor)).sum()
+            assert (1 - (1 - beta) ** k <= rho[i] * factor * beta + 1e-6) == valid
+
+
+# ---- Refusals ----
+
+SAMPLING = make_sampling([1.0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree(Autoregressive):
+    """Statics of a drafter of trees."""
+
+    num_nodes: int = 6
+    depth: int = 2
+    how: str = "iid"
+
+    def kind(self, sampling):
+        return self.how
+
+
+@pytest.mark.parametrize(
+    ("name", "drafter", "sampling", "message"),
+    [
+        ("block", Tree(), SAMPLING, "rule 'block' verifies chains, not a tree of 6 nodes; use 'traversal'"),
+        ("k_seq", Tree(how="without_replacement"), SAMPLING, "'k_seq' is not exact for a 'without_replacement'.*'rec"),
+        ("k_seq", PromptLookup(3), SAMPLING, "'k_seq' is not exact for a 'fixed' draft.*use 'one_hot'"),
+        ("greedy", PromptLookup(3), SAMPLING, "'greedy' is not exact for a 'fixed' draft at temperature > 0"),
+        ("typical", PromptLookup(3), SAMPLING, "rule 'typical' is lossy; use 'one_hot', or say lossless=False"),
+        ("lenient", Tree(), SAMPLING, "rule 'lenient' is lossy; use 'recursive'"),
+        ("threshold", Tree(), make_sampling([0.0]), "rule 'threshold' is lossy; use 'greedy'"),
+        ("blok", Tree(), SAMPLING, "unknown rule 'blok'; did you mean 'block'"),
+    ],
+)
+def test_a_misfit_names_the_rule_to_use(name, drafter, sampling, message):
+    with pytest.raises(ValueError, match=message):
+        build.make_rule(name, drafter, sampling)
+
+
+def test_lossy_rules_are_asked_for_and_take_options():
+    rule = build.make_rule("threshold", Tree(), SAMPLING, lossless=False, options={"bar": 0.5})
+    assert rule == Threshold(2, bar=0.5) and is_lossy(rule)
+    assert {name for name in RULES if is_lossy(RULES[name](1))} == {"typical", "lenient", "threshold"}
+    with pytest.raises(ValueError, match="'threshold' does not take these options"):
+        build.make_rule("threshold", Tree(), SAMPLING, lossless=False, options={"epsilon": 0.5})
+    assert build.make_rule("block", PromptLookup(3), SAMPLING) == Block(3)
+    assert build.make_rule("traversal", Tree(how="mixed"), SAMPLING) == Traversal(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("threshold", {"bar": 1.0}, r"bar=1.0 of rule 'threshold'; expected a number in \[0, 1\)"),
+        ("typical", {"epsilon": 0.0}, "epsilon=0.0 of rule 'typical'"),
+        ("typical", {"delta": 2.0}, "delta=2.0 of rule 'typical'"),
+        ("lenient", {"leniency": 1.0}, "leniency=1.0 of rule 'lenient'.*or rule 'speculative'"),
+    ],
+)
+def test_options_out_of_range(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        RULES[name](2, **options)
+
+
+def test_block_refuses_a_tree_when_traced():
+    draft: Draft = tree_draft("fixed")(step_keys(ROWS, 0), plain(ROWS))
+    with pytest.raises(ValueError, match="not a tree of 4 nodes; use 'traversal'"):
+        Block(2).verify(draft, laws.score(draft), plain(ROWS), step_keys(ROWS, 0))
