@@ -102,7 +102,7 @@ def enlist(
             drafter = made.drafter if size is None else dataclasses.replace(made.drafter, num_nodes=size)
             drafting = dataclasses.replace(made, drafter=drafter)
             sampling = make_sampling([temperature], [lineup.top_k], [lineup.top_p])
-            options = {"precision": lineup.precision, "layout": lineup.layout}
+            options: dict[str, Any] = {"precision": lineup.precision, "layout": lineup.layout}
             options |= {"rule": rule, "rule_options": rule_options, "lossless": lossless}
             loop, weights = make_loop(laid_out, drafting, sampling, **options)
             info = Info(
