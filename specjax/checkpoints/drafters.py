@@ -24,6 +24,7 @@ from specjax.checkpoints.safetensors import SINGLE, Spec, StoredTensor, read_hea
 from specjax.models import ModelConfig, graph
 from specjax.models.eagle import Eagle3Config, EagleConfig, feature_graph
 from specjax.models.medusa import HeadsConfig, HydraConfig, MedusaConfig, heads_graph
+from specjax.models.mtp import MtpConfig, mtp_graph
 from specjax.models.target import Target
 
 KIND, FORMAT = "specjax_drafter", 1
@@ -79,6 +80,7 @@ NETWORKS: dict[str, Network] = {
     "eagle3": Network(Eagle3Config, lambda config: feature_graph(config)[1]),
     "hydra": Network(HydraConfig, lambda config: heads_graph(config)[1], _calibration),
     "medusa": Network(MedusaConfig, lambda config: heads_graph(config)[1], _calibration),
+    "mtp": Network(MtpConfig, lambda config: mtp_graph(config)[1]),
 }
 
 

@@ -17,6 +17,7 @@ from specjax.drafting.draft_model import DraftModel
 from specjax.drafting.heads import choose_tree
 from specjax.drafting.hydra import Hydra, HydraPlusPlus
 from specjax.drafting.medusa import Medusa
+from specjax.drafting.mtp import MultiToken
 from specjax.drafting.prompt_lookup import PromptLookup
 from specjax.models import Target
 
@@ -90,11 +91,20 @@ def _heads(
     return Drafting(name, hydra(config, shape), loaded.params, tables)
 
 
+def _mtp(target: Target, source: str, num_nodes: int = 0) -> Drafting:
+    """Heads or modules that were saved for the target; `num_nodes` depths of them, 0 for all."""
+    loaded = drafters.load_drafter(source, target)
+    if loaded.method != "mtp":
+        raise ValueError(f"{source!r} is a drafter of method {loaded.method!r}; expected one of method 'mtp'")
+    return Drafting("mtp", MultiToken(loaded.config, num_nodes), loaded.params, loaded.tables)
+
+
 # name -> maker(target, **options)
 DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "autoregressive": _autoregressive,
     "draft_model": _draft_model,
     "hydra": partial(_heads, "hydra"),
     "medusa": partial(_heads, "medusa"),
+    "mtp": _mtp,
     "prompt_lookup": _prompt_lookup,
 }

@@ -9,6 +9,7 @@ from typing import Any
 from specjax.models import Target
 from specjax.models.eagle import Eagle3Config, EagleConfig, default_taps, draft_layer
 from specjax.models.medusa import HydraConfig, MedusaConfig
+from specjax.models.mtp import mtp_config
 from specjax.training.draft import Student
 from specjax.training.objectives.base import Objective
 from specjax.training.objectives.distill import Distill
@@ -18,6 +19,7 @@ from specjax.training.objectives.heads import HeadsLoss
 from specjax.training.objectives.hydra import Hydra
 from specjax.training.objectives.lm import LanguageModel
 from specjax.training.objectives.medusa import Medusa
+from specjax.training.objectives.mtp import MultiTokenHeads
 
 
 def _student(target: Target, options: dict[str, Any]) -> Student:
@@ -92,6 +94,13 @@ def _hydra(
     return Hydra(config, HeadsLoss(**criterion))
 
 
+def _mtp(
+    target: Target, depth: int, kind: Any, draft_vocab: int, shared: bool = False, decay: float = 0.6, **criterion: Any
+) -> Objective:
+    config = mtp_config(target.config, depth=depth, kind=kind, shared=shared, draft_vocab=draft_vocab)
+    return MultiTokenHeads(config, HeadsLoss(decay=decay, **criterion))
+
+
 # name -> maker(target, **options)
 OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "distill": _distill,
@@ -100,4 +109,5 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "hydra": _hydra,
     "lm": _lm,
     "medusa": _medusa,
+    "mtp": _mtp,
 }
