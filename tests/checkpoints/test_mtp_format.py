@@ -36,11 +36,8 @@ def drafter(depth: int = 1) -> SavedDrafter:
 @pytest.mark.parametrize(("layout", "depth"), [("deepseek", 2), ("mimo", 2), ("qwen3_next", 1)])
 def test_round_trip(tmp_path: Any, layout: str, depth: int) -> None:
     saved = drafter(depth)
-    assert write_head(tmp_path, saved, target(), f"mtp-{layout.replace('_', '-')}") == [
-        "model.safetensors",
-        "config.json",
-    ]
-    loaded = read_head(tmp_path, target())
+    assert write_mtp(tmp_path, saved, target(), layout) == ["model.safetensors", "config.json"]
+    loaded = read_mtp(tmp_path, target())
     assert loaded.config == saved.config and loaded.info == {"layout": layout}
     same = jax.tree.map(lambda a, b: bool((a == b).all()), loaded.params, saved.params)
     assert all(jax.tree.leaves(same))
