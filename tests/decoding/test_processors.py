@@ -169,16 +169,19 @@ def endless(name):
     return dataclasses.replace(subject(name), eos=())
 
 
-def completions(pair, requests):
-    """Through slot refill, two rows at a time, so that all rows share one program."""
-    return generate(*pair, requests, context=contract.CONTEXT, vocab=VOCAB, batch=2, buffer=contract.BUFFER)
+def completions(pair, requests, batch=6):
+    """Several rows at a time: they share one program, whatever each of them uses."""
+    return generate(*pair, requests, context=contract.CONTEXT, vocab=VOCAB, batch=batch, buffer=contract.BUFFER)
 
 
-@pytest.mark.parametrize("name, rule, temperature", [("draft_model", OneHot, 1.0), ("feature_tree", Recursive, 0.0)])
-def test_speculative_output_equals_plain_decoding(name, rule, temperature):
+@pytest.mark.parametrize(
+    "name, rule, temperature, batch", [("draft_model", OneHot, 1.0, 2), ("feature_tree", Recursive, 0.0, 6)]
+)
+def test_speculative_output_equals_plain_decoding(name, rule, temperature, batch):
+    """With and without slot refill."""
     sub, requests = endless(name), mixed_requests(temperature)
     base = completions(sub.autoregressive(), requests)
-    mine = completions(sub.loop(rule), requests)
+    mine = completions(sub.loop(rule), requests, batch)
     assert [c.tokens for c in mine] == [c.tokens for c in base]
     assert sum(c.accepted[1:].sum() for c in mine) > 0
     for request, done in zip(requests, base, strict=True):

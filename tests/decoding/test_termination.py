@@ -88,8 +88,8 @@ def always_right():
     return dataclasses.replace(sub, drafter=drafter, params=sub.target, eos=())
 
 
-def run(pair, requests):
-    return generate(*pair, requests, context=contract.CONTEXT, vocab=VOCAB, batch=4, buffer=contract.BUFFER)
+def run(pair, requests, batch=4):
+    return generate(*pair, requests, context=contract.CONTEXT, vocab=VOCAB, batch=batch, buffer=contract.BUFFER)
 
 
 def first_end(tokens, stops):
@@ -129,13 +129,13 @@ def test_stop_sequences_cut_where_plain_text_says(always_right):
 def test_every_budget_is_kept_to_the_token(always_right):
     prompt = (1, 2, 3)
     longest = run(always_right.autoregressive(), [Request(prompt, 20)] * 4)[0]  # four rows: a program that exists
-    pair = always_right.loop(Recursive)
-    for budget, done in enumerate(run(pair, [Request(prompt, budget) for budget in range(1, 21)]), start=1):
+    # The context ends inside a block, too.
+    near = Request(tuple((np.arange(contract.CONTEXT - 2) % VOCAB).tolist()), 20)
+    requests = [Request(prompt, budget) for budget in range(1, 21)]
+    *by_budget, last = run(always_right.loop(Recursive), [*requests, near], batch=21)
+    for budget, done in enumerate(by_budget, start=1):
         assert done.tokens == longest.tokens[:budget] and done.finish == "length"
         assert done.emitted == budget - 1
-    # The context ends inside a block, too.
-    near = tuple((np.arange(contract.CONTEXT - 2) % VOCAB).tolist())
-    last = run(pair, [Request(near, 20)] * 4)[0]
     assert len(last.tokens) == 2 and last.finish == "length"
 
 
