@@ -29,7 +29,7 @@ from specjax.evaluation.teacher import Teacher, rounding_bound
 from specjax.models import Target
 from specjax.testing.carried import carried
 from specjax.testing.faults import planted
-from specjax.testing.sequences import LETTERS, PROMPT, certify_sequences, four_token_target
+from specjax.testing.sequences import LETTERS, PROMPT, certify_sequences, four_token_target, markov_target
 from specjax.testing.tables import TableTree, table_params
 from specjax.verification.registry import is_lossy
 
@@ -73,18 +73,18 @@ def kept(config: ml_collections.ConfigDict, *names: str) -> bool:
     return not config.only or any(name in config.only for name in names)
 
 
-# ---- A target with four tokens ----
+# ---- Targets with four tokens ----
 
 
 def tiny_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[Case]:
-    """All certificates on the four-token target.
+    """All certificates on targets with four tokens: drafters on a network, rules and faults on a table.
 
     Raises:
         ValueError: an unknown part.
     """
     if unknown := [part for part in config.parts if part not in PARTS]:
         raise ValueError(f"parts={tuple(config.parts)}: unknown {unknown[0]!r}; known: {', '.join(PARTS)}")
-    target, shallow = four_token_target(), four_token_target(layers=1)
+    target, markov = four_token_target(), markov_target()
     drafters, left_out = carried(target)
     for name, reason in left_out.items():
         if kept(config, name):
@@ -103,19 +103,19 @@ def tiny_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[
                 claim = Claim(name, build.default_rule(drafting.drafter, statics))
                 yield case(claim, target, *build.make_loop(target, drafting, statics), sampling)
     for name in build.RULES if "rules" in config.parts else ():
-        for drafter, loop, weights in two_drafters(shallow, drafters, name) if kept(config, name) else ():
+        for drafter, loop, weights in two_drafters(markov, drafters, name) if kept(config, name) else ():
             assert loop.rule is not None
             claim = Claim(drafter, name, lossless=not is_lossy(loop.rule))
             if name == "greedy":
                 said = f"{drafter} with {name}"
-                yield said, lambda c=claim, r=loop, w=weights: [tiny_greedy(shallow, c, r, w)]
+                yield said, lambda c=claim, r=loop, w=weights: [tiny_greedy(markov, c, r, w)]
             else:
-                yield case(claim, shallow, loop, weights, sampling)
+                yield case(claim, markov, loop, weights, sampling)
     for name, fault in planted().items() if "faults" in config.parts else ():
         if kept(config, name):
             claim = Claim("table_tree", fault.rule_name, planted=name)
-            loop = Loop(shallow.graph, fault.drafter, fault.rule, ())
-            yield case(claim, shallow, loop, Weights(shallow.params, fault.params, fault.tables), fault.sampling)
+            loop = Loop(markov.graph, fault.drafter, fault.rule, ())
+            yield case(claim, markov, loop, Weights(markov.params, fault.params, fault.tables), fault.sampling)
 
 
 def two_drafters(target: Target, drafters: dict[str, Drafting], rule: str) -> Iterator[tuple[str, Loop, Weights]]:

@@ -8,12 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from rich.console import Console
 
 from specjax import build, checkpoints, decoding
+from specjax.analysis import Certificate
 from specjax.build import Drafting
 from specjax.checkpoints import drafters
-from specjax.decoding import MAX_STOP_TOKENS, Completion, Request, StopText, cut_text, request_sampling
+from specjax.decoding import MAX_STOP_TOKENS, Completion, Request, StopText, cut_text, make_sampling, request_sampling
+from specjax.evaluation.certify import Subject, certify_model
+from specjax.evaluation.certify import table as certificate_table
+from specjax.evaluation.prompts import load_prompts
+from specjax.evaluation.teacher import rounding_bound
 from specjax.models import Target, pack
+from specjax.verification.registry import is_lossy
 
 _PACKED: weakref.WeakKeyDictionary[Target | Drafting, Any] = weakref.WeakKeyDictionary()
 
@@ -185,6 +192,79 @@ def stream(
             if watch.found:
                 return
     yield watch.push(decoder.finish()) + watch.finish(), False
+
+
+def certify(
+    target: Target,
+    drafting: Drafting,
+    rule: str | None = None,
+    *,
+    prompts: str | Sequence[str] = (),
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    contexts: int = 2,
+    max_new_tokens: int = 32,
+    tv: float = 0.1,
+    draws: int = 0,
+    rows: int = 64,
+    seed: int = 0,
+    show: bool = True,
+) -> list[Certificate]:
+    """Tests on your own models that decoding with a drafter keeps the target's law; prints and returns certificates.
+
+    One row says whether greedy texts equal plain decoding's, near-ties apart. Then, for each of the first prompts, the
+    next two tokens are drawn many times over, each time as another request, and held against the law that the target
+    states: the 32 likeliest tokens and the rest, and behind the likeliest the same again. A row that passes has power
+    0.99 to see a deviation of `tv`; halving it takes four times the draws.
+
+    Args:
+        target: the model.
+        drafting: from `load_drafter`.
+        rule: verification rule above temperature 0; the exact one that fits best by default. A lossy one is measured.
+        prompts: user turns; some of those that ship by default.
+        temperature: above 0; greedy texts are certified beside it.
+        top_k: 0 for all.
+        top_p: in (0, 1].
+        min_p: in [0, 1).
+        contexts: prompts whose next-token law is tested.
+        max_new_tokens: length of the greedy texts.
+        tv: total variation that a test has power against.
+        draws: a context; 0 for as many as that takes.
+        rows: draws that run together.
+        seed: of all draws.
+        show: whether to print the table.
+
+    Raises:
+        ValueError: a rule that does not fit the drafter, temperature 0, or draws too few for a verdict.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}; expected more than 0: greedy texts are certified beside it")
+    several = [prompts] if isinstance(prompts, str) else list(prompts)
+    several = several or [p.turns[0] for p in load_prompts("shipped", 1)]
+    if not 0 <= contexts <= len(several):
+        raise ValueError(f"contexts={contexts} of {len(several)} prompts; expected 0 to {len(several)}")
+    ids = [tuple(encode_chat(target, prompt)) for prompt in several]
+    texts = [Request(prompt, max_new_tokens, id=i) for i, prompt in enumerate(ids)]
+    warps = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    sampled = [Request(prompt, 2, id=i, **warps) for i, prompt in enumerate(ids[:contexts])]  # type: ignore[arg-type]
+    greedy, warped = make_sampling([0.0]), make_sampling([temperature], [top_k], [top_p], [min_p])
+    plain, name = build.make_drafter("autoregressive", target), rule or build.default_rule(drafting.drafter, warped)
+    subject = Subject(
+        drafter=drafting.name,
+        target=target,
+        plain=build.make_loop(target, plain, greedy),
+        greedy=(build.default_rule(drafting.drafter, greedy), *build.make_loop(target, drafting, greedy)),
+        sampled=(name, *build.make_loop(target, drafting, warped, rule=name, lossless=False)),
+        lossless=not is_lossy(build.make_rule(name, drafting.drafter, warped, lossless=False)),
+    )
+    bound = rounding_bound(target.config.dtype, "float32")
+    found = list(certify_model(subject, texts, sampled, bound=bound, tv=tv, draws=draws or None, rows=rows, seed=seed))
+    if show:
+        console = Console()
+        (console if console.is_terminal else Console(width=120)).print(certificate_table(found))
+    return found
 
 
 def stop_tokens(target: Target, stops: Sequence[str]) -> tuple[tuple[int, ...], ...]:

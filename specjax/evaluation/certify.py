@@ -349,8 +349,8 @@ def sampling_of(request: Request) -> dict[str, Any]:
 def table(rows: Sequence[Certificate]) -> Table:
     """Certificates for the terminal; what is not as it should be is red."""
     out = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("drafter", "rule", "check", "sampling"):
-        out.add_column(name, overflow="fold")
+    for name in ("drafter", "rule", "check"):
+        out.add_column(name, overflow="fold", min_width=9)
     for name in ("draws", "cells", "accepted", "p", "power (tv)", "verdict"):
         out.add_column(name, justify="right", no_wrap=True)
     for row in rows:
@@ -360,8 +360,7 @@ def table(rows: Sequence[Certificate]) -> Table:
         out.add_row(
             drafter,
             row.rule,
-            row.check,
-            _said(row.sampling),
+            f"{row.check}, {_said(row.sampling)}",
             f"{row.draws:,}",
             "" if row.cells is None else str(row.cells),
             "" if row.accepted is None else f"{row.accepted:.2f}",

@@ -30,6 +30,8 @@ PENALISED: Mapping[str, float] = MappingProxyType({"temperature": 1.0, "frequenc
 ONE, PAIR, SIBLINGS = TreeSpec((-1,)), TreeSpec((-1, 0)), TreeSpec((-1, -1, -1))
 CHAIN = TreeSpec((-1, 0, 1))
 REVERSED = (3, 2, 1, 0)
+# Of the tables tried by enumeration, the one on which keys reused under block verification show most.
+SEED = 4
 
 # (params, context, draft) -> draft
 Edit = Callable[[Any, Context, Draft], Draft]
@@ -40,6 +42,8 @@ Redraw = Callable[[Draft, Scores, Sampling, Keys, Verdict], jax.Array]
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fault:
     """A faulty drafter or rule for a vocabulary of four, and its sound twin.
+
+    On `markov_target` each of them moves the law of three tokens by a total variation of several hundredths.
 
     Attributes:
         drafter: faulty, or sound where the rule is not.
@@ -58,7 +62,7 @@ class Fault:
     sound_rule: Rule
     rule_name: str = "recursive"
     sampling: Mapping[str, float] = dataclasses.field(default_factory=lambda: PLAIN)
-    params: Any = dataclasses.field(default_factory=lambda: table_params(LETTERS, 1))
+    params: Any = dataclasses.field(default_factory=lambda: table_params(LETTERS, SEED))
     tables: Any = dataclasses.field(default_factory=dict)
 
 
@@ -316,7 +320,7 @@ def _rules(faulty: Callable[[Rule], Rule], spec: TreeSpec, sound: Rule | None = 
 
 
 def _members() -> dict[str, jax.Array]:
-    return {"members": jnp.stack([table_params(LETTERS, seed)["logits"] for seed in (1, 2)])}
+    return {"members": jnp.stack([table_params(LETTERS, seed)["logits"] for seed in (SEED, SEED + 1)])}
 
 
 def planted() -> dict[str, Fault]:
@@ -339,7 +343,7 @@ def planted() -> dict[str, Fault]:
         ),
         "one uniform for draft and accept": Fault(OneUniform(PAIR), Recursive(2), TableTree(PAIR), Recursive(2)),
         "keys reused between steps under block verification": _rules(
-            ReusedKeys, CHAIN, Block(CHAIN.depth), rule_name="block"
+            ReusedKeys, PAIR, Block(PAIR.depth), rule_name="block"
         ),
         "penalties that ignore drafted ancestors": _rules(ForgetfulPenalties, CHAIN, sampling=PENALISED),
         "d2t applied to tokens but not to q": _drafts(

@@ -21,6 +21,7 @@ from specjax.evaluation.teacher import Teacher
 from specjax.models import ModelConfig, RopeConfig, Target, graph, init_decoder
 from specjax.models.target import config_hash
 from specjax.models.tokenizer import Tokenizer
+from specjax.testing.markov import markov_config, markov_params, random_law
 
 LETTERS = 4
 TOKENS = 3
@@ -54,13 +55,27 @@ def four_token_target(*, layers: int = 2, seed: int = 0) -> Target:
         ropes=(RopeConfig(),) * layers,
     )
     params = jax.tree.map(lambda x: 2 * x if x.ndim == 2 else x, init_decoder(config, jax.random.key(seed)))
+    return _target("four tokens", config, params)
+
+
+def markov_target(law_vv: np.ndarray | None = None) -> Target:
+    """A target over four tokens whose law depends on the last one alone; in it all 64 sequences are likely enough.
+
+    Args:
+        law_vv: P(next = j | last = i), a mild random one by default.
+    """
+    law_vv = random_law(LETTERS, 0, sharpness=1.0) if law_vv is None else law_vv
+    return _target("markov", markov_config(LETTERS), markov_params(law_vv))
+
+
+def _target(name: str, config: ModelConfig, params: Any) -> Target:
     backend = byte_level_bpe("gpt-2", ["<|end|>", "a", "b", "c"], [CONTROL, NORMAL, NORMAL, NORMAL], [])
     return Target(
         config=config,
         graph=graph(config)[0],
         params=params,
         tokenizer=Tokenizer(backend=backend, eos_ids=(), bos_id=None, pad_id=None, chat_template=None),
-        name="four tokens",
+        name=name,
         config_hash=config_hash(config),
         eos_ids=(),
         context=config.max_position,
@@ -99,7 +114,7 @@ def certify_sequences(
 
     Args:
         claim: what is certified.
-        target: of few tokens (see `four_token_target`).
+        target: of few tokens (see `four_token_target` and `markov_target`).
         loop: what decodes.
         weights: its parameters.
         sampling: fields of a `Request`.

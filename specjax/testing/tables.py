@@ -106,7 +106,7 @@ class TableTree(Stateless):
         return law_bv
 
 
-def table_params(vocab: int, seed: int, sharpness: float = 1.5) -> dict[str, jax.Array]:
+def table_params(vocab: int, seed: int, sharpness: float = 2.5) -> dict[str, jax.Array]:
     """A random table of a `TableTree` over the whole vocabulary."""
     logits = sharpness * np.random.default_rng(seed).normal(size=(vocab, vocab))
     return {"logits": jnp.asarray(logits, jnp.float32)}

@@ -1,0 +1,101 @@
+"""Certificates on a model of one's own: the law of the next two tokens, and greedy texts."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from specjax.decoding import Loop, Request, Weights, generate
+from specjax.drafting import Autoregressive, DraftModel, PromptLookup
+from specjax.drafting.registry import Drafting
+from specjax.evaluation import certify
+from specjax.evaluation.certify import Claim
+from specjax.evaluation.teacher import Teacher
+from specjax.testing import noisy_draft, tiny_target
+from specjax.verification import Greedy, Recursive
+
+PROMPT = tuple(b"abcabcabdabc")
+CLAIM = Claim("draft_model", "recursive")
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target(layers=1, width=16)
+
+
+@pytest.fixture(scope="module")
+def drafting(target):
+    return Drafting("draft_model", DraftModel(target.config, 2), noisy_draft(target, 0.5), {})
+
+
+def next_tokens(target, drafting, rule, **options):
+    loop = Loop(target.graph, drafting.drafter, rule, target.eos_ids)
+    weights = Weights(target.params, drafting.params, drafting.tables)
+    teacher = Teacher(target.graph, target.params, precision="float32")
+    settings = {"tv": 0.1, "rows": 1024, "draws": 4096} | options
+    request = Request(PROMPT, 2, temperature=0.4)
+    return certify.certify_next_tokens(CLAIM, target, loop, weights, request, teacher, **settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Eager(Recursive):
+    """Takes the first drafted token of every second request, whatever the target says."""
+
+    def verify(self, draft, scores, sampling, keys):
+        verdict = super().verify(draft, scores, sampling, keys)
+        accepted = draft.valid[:, 0] & (keys.request[:, 1] % 2 == 0)
+        path = verdict.path.at[:, 0].set(jax.numpy.where(accepted, 0, verdict.path[:, 0]))
+        count = jax.numpy.where(accepted & (verdict.num_accepted == 0), 1, verdict.num_accepted)
+        return verdict.replace(path=path, num_accepted=count)
+
+
+def test_a_lossless_rule_passes_and_a_forced_token_fails(target, drafting):
+    row = next_tokens(target, drafting, Recursive(2))
+    assert (row.verdict, row.check, row.draws) == ("pass", "next tokens", 4096)
+    assert row.power > 0.99 and row.accepted > 0 and 10 < row.cells <= 65
+    assert next_tokens(target, drafting, Eager(2)).verdict == "fail"
+
+
+def test_few_draws_are_no_proof(target, drafting):
+    with pytest.raises(ValueError, match="draw .* or more"):
+        next_tokens(target, drafting, Recursive(2), draws=1024, tv=0.02)
+
+
+def test_cells_are_the_likely_tokens_that_expect_draws():
+    law = np.array([0.5, 0.005, 0.3, 0.195])
+    assert certify._cells(law, 1000, 2).tolist() == [0, 2]
+    assert certify._cells(law, 1000, 9).tolist() == [0, 2, 3]
+
+
+def test_greedy_texts(target):
+    requests = [Request(PROMPT[i:], 12, id=i) for i in range(3)]
+    plain = Loop(target.graph, Autoregressive(), Greedy(0), target.eos_ids)
+    weights = Weights(target.params, {}, {})
+    done = generate(plain, weights, requests, context=target.context, vocab=target.config.vocab_size, batch=3)
+    loop = dataclasses.replace(plain, drafter=PromptLookup(2), rule=Greedy(2))
+    teacher = Teacher(target.graph, target.params, precision="float32")
+    claim = Claim("prompt_lookup", "greedy")
+    row = certify.certify_greedy(claim, target, loop, weights, requests, done, teacher, bound=1e-3, batch=3)
+    assert (row.verdict, row.check, row.p_value, row.near_ties) == ("pass", "greedy text", None, 0)
+    assert row.draws == sum(len(c.tokens) for c in done)
+    wrong = dataclasses.replace(done[1], tokens=(*done[1].tokens[:3], 7, *done[1].tokens[4:]))
+    done = [done[0], wrong, done[2]]
+    row = certify.certify_greedy(claim, target, loop, weights, requests, done, teacher, bound=1e-3, batch=3)
+    assert row.verdict == "fail"
+
+
+def test_the_short_call(target, drafting, capsys):
+    import specjax
+
+    rows = specjax.certify(
+        target, drafting, prompts=["abcabcab", "xyxyxy"], contexts=1, max_new_tokens=8, rows=1024, temperature=0.4
+    )
+    assert [(r.check, r.verdict) for r in rows] == [("greedy text", "pass"), ("next tokens", "pass")]
+    assert [r.rule for r in rows] == ["greedy", "recursive"]
+    said = capsys.readouterr().out
+    assert "draft_model" in said and "next tokens" in said
+    with pytest.raises(ValueError, match="temperature=0.0; expected more than 0"):
+        specjax.certify(target, drafting, temperature=0.0)
+    with pytest.raises(ValueError, match="contexts=3 of 2 prompts"):
+        specjax.certify(target, drafting, prompts=["a", "b"], contexts=3)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import exactness
+from specjax import build
+from specjax.testing.faults import planted
+
+FAULT = "argmax child with a soft q"
+
+
+def quick(**more):
+    options = {"draws": 1 << 14, "tv": 0.06, "only": ("greedy", "prompt_lookup", FAULT)} | more
+    return build.load_config("configs/exactness.py", "quick", options)
+
+
+def test_certificates_are_written_and_printed(in_workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exactness.main(quick())
+    document = json.loads((in_workdir / "certificates.json").read_text())
+    assert document["meta"]["schema"] == "specjax.certificates/1" and document["meta"]["config"]["tv"] == 0.06
+    rows = {(row["drafter"], row["rule"], row.get("planted")): row for row in document["rows"]}
+    assert set(rows) == {
+        ("prompt_lookup", "one_hot", None),
+        ("draft_model", "greedy", None),
+        ("table_tree", "greedy", None),
+        ("table_tree", "recursive", FAULT),
+    }
+    assert rows["prompt_lookup", "one_hot", None]["verdict"] == "pass"
+    assert rows["prompt_lookup", "one_hot", None]["power"] >= 0.99
+    assert rows["draft_model", "greedy", None]["p_value"] is None
+    assert rows["table_tree", "recursive", FAULT]["verdict"] == "caught"
+    said = capsys.readouterr().out
+    assert "4 certificates in" in said and "caught" in said
+
+
+def test_a_fault_that_is_missed_is_an_error(in_workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = planted()[FAULT]
+    sound = dataclasses.replace(sound, drafter=sound.sound_drafter)
+    monkeypatch.setattr(exactness, "planted", lambda: {FAULT: sound})
+    with pytest.raises(ValueError, match=f"1 rows are not as they should be: table_tree with recursive .{FAULT}"):
+        exactness.main(quick(only=(FAULT,)))
+    assert json.loads((in_workdir / "certificates.json").read_text())["rows"][0]["verdict"] == "missed"
+
+
+def test_a_model_of_ones_own(tiny: Path, in_workdir: Path) -> None:
+    options = {"greedy_prompts": 2, "contexts": 1, "max_new_tokens": 8, "rows": 1024, "temperature": 0.4}
+    exactness.main(build.load_config("configs/exactness.py", f"{tiny}/target", options))
+    rows = json.loads((in_workdir / "certificates.json").read_text())["rows"]
+    assert [(r["drafter"], r["check"], r["verdict"]) for r in rows] == [
+        ("prompt_lookup", "greedy text", "pass"),
+        ("prompt_lookup", "next tokens", "pass"),
+    ]
+
+
+def test_what_is_asked_for_must_exist(in_workdir: Path) -> None:
+    with pytest.raises(ValueError, match="unknown 'fault'; known: drafters, rules, faults"):
+        exactness.main(quick(parts=("fault",)))
+    with pytest.raises(ValueError, match="leaves nothing to certify"):
+        exactness.main(quick(only=("nothing",)))
