@@ -38,6 +38,7 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "norms": (),
         "steps": 3,
         "decay": 0.8,
+        "own_head": False,  # True: a trained head [d, Vd] of its own, as published, instead of the target's rows
     }
     config.optimizer = {
         "learning_rate": 1e-3,

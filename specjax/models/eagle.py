@@ -19,7 +19,7 @@ from specjax.models.attention import MASKED, View, cached_attention, causal_mask
 from specjax.models.cache import KVCache, write
 from specjax.models.config import ModelConfig
 from specjax.models.decoder import Attention, Decoder, GatedMLP, RMSNorm, Tap, merge, split
-from specjax.models.linear import Embedding, Linear
+from specjax.models.linear import Embedding, Linear, linear
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
@@ -145,7 +145,11 @@ class FeatureLayer(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """`[..., d]` to float32 logits `[..., Vd]`."""
-        out = self.lm_head(hidden).astype(jnp.float32)
+        return self.logits_by(hidden, self.lm_head.kernel[...])
+
+    def logits_by(self, hidden: jax.Array, kernel: jax.Array) -> jax.Array:
+        """`logits` with a head that is given."""
+        out = linear(hidden, kernel).astype(jnp.float32)
         cap = self.layer.final_softcap
         return cap * jnp.tanh(out / cap) if cap else out
 

@@ -135,6 +135,25 @@ def test_a_feature_pairs_with_the_token_behind_it(target):
         assert float(moved.mean) > 1e-2
 
 
+def test_a_head_of_its_own_is_trained(target):
+    """It starts as the target's, so the loss is that of the shared one; only then does it get gradient."""
+    batch, vocab = stored(target, common.documents(target, 3)), jnp.asarray(common.vocabulary())
+    shared, own = (objective("eagle3", target, own_head=own_head) for own_head in (False, True))
+    params = own.init(KEY, common.network(target), {"vocab": vocab})
+    gradient, loss = value(own, target, batch, params)
+    head = params.pop("lm_head")
+    without, same = value(shared, target, batch, params)
+    assert float(loss.sum) == pytest.approx(float(same.sum), rel=1e-5)
+    slope = gradient.pop("lm_head")["kernel"]
+    for found, wanted in zip(jax.tree.leaves(gradient), jax.tree.leaves(without), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+    # Along its own gradient the loss moves as the gradient says.
+    step = 1e-2 / float(jnp.linalg.norm(slope))
+    _, moved = value(own, target, batch, {**params, "lm_head": {"kernel": head["kernel"] + step * slope}})
+    assert float(moved.sum - loss.sum) == pytest.approx(step * float(jnp.sum(slope**2)), rel=0.05)
+    assert own.export(params, {}, {}).shares == ("embed",) and shared.export(params, {}, {}).shares == ("embed", "head")
+
+
 def test_noise_is_in_the_features(target):
     batch = stored(target, common.documents(target, 1))
     clean, noisy = (value(objective("eagle", target, noise=noise), target, batch)[1] for noise in (0.0, 0.2))

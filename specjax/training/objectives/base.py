@@ -49,6 +49,8 @@ class Objective(Protocol):
 
 # One chunk of positions: hidden states [C, d], whatever else fn needs [C, ...], mask [C] -> loss sum, metric sums.
 ChunkLoss = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
+# The same with trained weights as a fourth argument.
+WeightedChunkLoss = Callable[[jax.Array, Any, jax.Array, Any], tuple[jax.Array, Any]]
 
 
 def over_positions(fn: ChunkLoss, x_btd: jax.Array, extras: Any, mask_bt: jax.Array, chunk: int = 256) -> Any:
@@ -68,6 +70,25 @@ def over_positions(fn: ChunkLoss, x_btd: jax.Array, extras: Any, mask_bt: jax.Ar
     Returns:
         The sums that `fn` returns, differentiable in `x_btd` as far as the first is.
     """
+    return over_positions_with((), lambda x, rest, mask, _: fn(x, rest, mask), x_btd, extras, mask_bt, chunk)
+
+
+def over_positions_with(
+    weights: Any, fn: WeightedChunkLoss, x_btd: jax.Array, extras: Any, mask_bt: jax.Array, chunk: int = 256
+) -> Any:
+    """`over_positions` with weights that are trained too, such as a head of the draft's own.
+
+    Args:
+        weights: tree of arrays; their gradient is added up over the chunks.
+        fn: as in `over_positions`, with the weights as its last argument.
+        x_btd: as there.
+        extras: as there.
+        mask_bt: as there.
+        chunk: as there.
+
+    Returns:
+        As there, differentiable in `weights` as well.
+    """
     mask = mask_bt.reshape(-1)
     # The positions that count come first, so that they fill few chunks.
     order = jnp.argsort(~mask, stable=True)
@@ -79,17 +100,21 @@ def over_positions(fn: ChunkLoss, x_btd: jax.Array, extras: Any, mask_bt: jax.Ar
         return a.reshape(size // chunk, chunk, *a.shape[1:])
 
     x, rest, masks = cut(x_btd), jax.tree.map(cut, extras), cut(mask_bt)
-    graded = jax.value_and_grad(fn, has_aux=True)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(graded, x[0], _first(rest), masks[0]))
+    graded = jax.value_and_grad(fn, argnums=(0, 3), has_aux=True)
+    fixed, stopped = jax.lax.stop_gradient((weights, (x, rest)))
+    shapes = jax.eval_shape(graded, x[0], _first(rest), masks[0], fixed)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def body(sums: Any, part: tuple[jax.Array, Any, jax.Array]) -> tuple[Any, jax.Array]:
-        values, gradient = jax.lax.cond(jnp.any(part[2]), lambda: graded(*part), lambda: zeros)
-        return jax.tree.map(jnp.add, sums, values), gradient
+        values, (gradient, slopes) = jax.lax.cond(jnp.any(part[2]), lambda: graded(*part, fixed), lambda: zeros)
+        return jax.tree.map(jnp.add, sums, (values, slopes)), gradient
 
-    stopped = jax.lax.stop_gradient((x, rest))
-    (loss, metrics), gradient = jax.lax.scan(body, zeros[0], (*stopped, masks))
-    # Adds zero to the value, and the gradient that was computed with it to the derivative.
-    return loss + jnp.sum(gradient * (x - stopped[0])), metrics
+    ((loss, metrics), slopes), gradient = jax.lax.scan(body, (zeros[0], zeros[1][1]), (*stopped, masks))
+    # Adds zero to the value, and the gradients that were computed with it to the derivative.
+    loss += jnp.sum(gradient * (x - stopped[0]))
+    for slope, now, then in zip(*map(jax.tree.leaves, (slopes, weights, fixed)), strict=True):
+        loss += jnp.sum(slope * (now - then))
+    return loss, metrics
 
 
 def _first(tree: Any) -> Any:

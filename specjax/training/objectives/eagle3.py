@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from specjax.checkpoints.drafters import SavedDrafter
 from specjax.models import Decoder
-from specjax.models.eagle import Eagle3Config, init_feature_layer
+from specjax.models.eagle import Eagle3Config, head_rows, init_feature_layer
 from specjax.training.data import Batch
 from specjax.training.objectives.base import Loss
 from specjax.training.objectives.rollout import Step, check_store, features_of, rollout_loss, training_network
@@ -32,28 +32,32 @@ class TrainingTimeTest:
         config: the network.
         steps: K.
         decay: of a step's weight.
+        own_head: the head is the draft's own and trained, as published; otherwise it stays the target's.
     """
 
     config: Eagle3Config
     steps: int = 7
     decay: float = 0.8
+    own_head: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}; expected 1 or more steps of training-time test")
 
     def init(self, key: jax.Array, target: Decoder, tables: Any) -> Any:
-        """Random, but where the frozen head expects the target's own stream.
+        """Random, but where the head expects the target's own stream.
 
-        The highest tap passes the fusion as it is (where widths agree), and the last norm is the target's.
+        The highest tap passes the fusion as it is (where widths agree), and the last norm is the target's. A head of
+        its own starts as the target's.
         """
-        del tables
         config = self.config
         params = init_feature_layer(config, key)
         if config.layer.hidden_size == config.target_hidden_size:
             width, dtype = config.target_hidden_size, config.layer.dtype
             params["fc"]["kernel"] = params["fc"]["kernel"].at[-width:].set(jnp.eye(width, dtype=dtype))
             params["norm"]["weight"] = jnp.array(target.final_norm.weight[...])
+        if self.own_head:
+            params["lm_head"] = {"kernel": jnp.array(head_rows(target, tables["vocab"]))}
         return params
 
     def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
@@ -64,11 +68,13 @@ class TrainingTimeTest:
         features = features_of(net, batch, self.config.taps)
         _, hidden = net.unrolled(batch.tokens, features, batch.positions, batch.segments, self.steps)
         weights = tuple(self.decay**k for k in range(self.steps))
-        return rollout_loss(net, hidden, batch, tables["vocab"], target, _cross_entropy, weights)
+        own = self.own_head
+        return rollout_loss(net, hidden, batch, tables["vocab"], target, _cross_entropy, weights, trained_head=own)
 
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """See `Objective.export`."""
-        return SavedDrafter("eagle3", self.config, draft_params, tables, ("embed", "head"), info)
+        shares = ("embed",) if self.own_head else ("embed", "head")
+        return SavedDrafter("eagle3", self.config, draft_params, tables, shares, info)
 
 
 def _cross_entropy(step: Step) -> jax.Array:

@@ -34,33 +34,6 @@ def _lm(target: Target, **student: Any) -> Objective:
     return LanguageModel(_student(target, student))
 
 
-def _eagle(target: Target, intermediate_size: int, draft_vocab: int, bias: bool = True, **loss: Any) -> Objective:
-    layer = draft_layer(target.config, intermediate_size=intermediate_size, head_size=draft_vocab)
-    return EagleRegression(EagleConfig(layer=layer, bias=bias), **loss)
-
-
-def _eagle3(
-    target: Target,
-    intermediate_size: int,
-    draft_vocab: int,
-    taps: tuple[int, ...] = (),
-    norms: tuple[str, ...] = (),
-    steps: int = 7,
-    decay: float = 0.8,
-) -> Objective:
-    """`norms` names the switches of `Eagle3Config` that are on."""
-    switches = [field.name for field in dataclasses.fields(Eagle3Config) if field.type == "bool"]
-    if unknown := [name for name in norms if name not in switches]:
-        raise ValueError(f"norms={norms!r}: {unknown[0]!r} is unknown; expected some of {', '.join(switches)}")
-    config = Eagle3Config(
-        layer=draft_layer(target.config, intermediate_size=intermediate_size, head_size=draft_vocab),
-        taps=tuple(taps) or default_taps(target.config.num_layers),
-        target_hidden_size=target.config.hidden_size,
-        **dict.fromkeys(norms, True),
-    )
-    return TrainingTimeTest(config, steps, decay)
-
-
 def _shapes(target: Target, draft_vocab: int, num_heads: int, num_layers: int) -> dict[str, Any]:
     """What the configs of Medusa and Hydra share."""
     return {
@@ -92,6 +65,34 @@ def _hydra(
     layer = target.config.with_layers((target.config.num_layers - 1,)) if prefix else None
     config = HydraConfig(**shapes, embed_rank=embed_rank, residual=residual, prefix=layer)
     return Hydra(config, HeadsLoss(**criterion))
+
+
+def _eagle(target: Target, intermediate_size: int, draft_vocab: int, bias: bool = True, **loss: Any) -> Objective:
+    layer = draft_layer(target.config, intermediate_size=intermediate_size, head_size=draft_vocab)
+    return EagleRegression(EagleConfig(layer=layer, bias=bias), **loss)
+
+
+def _eagle3(
+    target: Target,
+    intermediate_size: int,
+    draft_vocab: int,
+    taps: tuple[int, ...] = (),
+    norms: tuple[str, ...] = (),
+    steps: int = 7,
+    decay: float = 0.8,
+    own_head: bool = False,
+) -> Objective:
+    """`norms` names the switches of `Eagle3Config` that are on."""
+    switches = [field.name for field in dataclasses.fields(Eagle3Config) if field.type == "bool"]
+    if unknown := [name for name in norms if name not in switches]:
+        raise ValueError(f"norms={norms!r}: {unknown[0]!r} is unknown; expected some of {', '.join(switches)}")
+    config = Eagle3Config(
+        layer=draft_layer(target.config, intermediate_size=intermediate_size, head_size=draft_vocab),
+        taps=tuple(taps) or default_taps(target.config.num_layers),
+        target_hidden_size=target.config.hidden_size,
+        **dict.fromkeys(norms, True),
+    )
+    return TrainingTimeTest(config, steps, decay, own_head)
 
 
 def _mtp(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from specjax.models import Decoder
 from specjax.models.eagle import FeatureConfig, FeatureLayer, ahead, assemble, head_rows
 from specjax.training.data import Batch
-from specjax.training.objectives.base import Loss, masked_sum, over_positions
+from specjax.training.objectives.base import Loss, masked_sum, over_positions_with
 from specjax.training.objectives.distill import law, overlap
 from specjax.training.objectives.lm import first_choice, labels
 
@@ -81,17 +81,20 @@ def rollout_loss(
     target: Decoder,
     step_loss: StepLoss,
     weights: Sequence[float],
+    *,
+    trained_head: bool = False,
 ) -> Loss:
     """Holds every step against the target, a chunk of positions at a time.
 
     Args:
-        net: whose head reads the hidden states; it gets no gradient here.
+        net: whose head reads the hidden states.
         hidden: for each step what its head reads `[B, T, d]`.
         batch: with `normed` and `lse`.
         vocab: `[Vd]` sorted target ids.
         target: for its head.
         step_loss: of the positions of a step.
         weights: of each step's loss.
+        trained_head: the head gets gradient; a frozen one costs no product for it.
 
     Returns:
         The weighted sum over all steps, and as weight the positions of the first. Metrics: `alpha` (sum min(p, q)) and
@@ -105,13 +108,19 @@ def rollout_loss(
     normed, lse = (jnp.reshape(x, (-1, *x.shape[2:])) for x in (batch.normed, batch.lse))
     index, inside = (x.reshape(-1) for x in labels(batch, vocab))
 
-    def chunk(x_ckd: jax.Array, extras: tuple[jax.Array, jax.Array], _: jax.Array) -> tuple[jax.Array, Any]:
+    kernel = net.lm_head.kernel[...]
+    trained: Any = kernel if trained_head else None
+    frozen: Any = jax.lax.stop_gradient(kernel)
+
+    def chunk(x_ckd: jax.Array, extras: tuple[jax.Array, jax.Array], _: Any, own: Any) -> tuple[jax.Array, Any]:
         place_c, carries_ck = extras
-        loss, hits, firsts = jnp.zeros(()), [], {}
+        loss = jnp.zeros(())
+        hits: list[jax.Array] = []
+        firsts: dict[str, jax.Array] = {}
         for k, weight in enumerate(weights):
             at, known = place_c + 1 + k, carries_ck[:, k]
             log_p = law(normed[at], lse[at], head, net.layer.final_softcap, known)
-            log_q = jax.nn.log_softmax(net.logits(x_ckd[:, k]), axis=-1)
+            log_q = jax.nn.log_softmax(net.logits_by(x_ckd[:, k], frozen if own is None else own), axis=-1)
             lost = step_loss(Step(x_ckd[:, k], log_q, normed[at].astype(jnp.float32), log_p))
             loss += weight * masked_sum(lost, known)
             hits.append(jnp.where(known, first_choice(log_q, (index[at], inside[at])), 0.0))
@@ -124,7 +133,8 @@ def rollout_loss(
         return loss, (sums, hits_ck.sum(0))
 
     place = jnp.arange(carries.shape[0] * carries.shape[1]).reshape(carries.shape[:2])
-    loss, (sums, hits_k) = over_positions(chunk, jnp.stack(hidden, axis=2), (place, carries), carries.any(-1))
+    inputs = jnp.stack(hidden, axis=2), (place, carries), carries.any(-1)
+    loss, (sums, hits_k) = over_positions_with(trained, chunk, *inputs)
     counts_k = carries.sum((0, 1)).astype(jnp.float32)
     metrics = {name: (value, counts_k[0]) for name, value in sums.items()}
     for k in range(len(hidden)):
@@ -134,5 +144,5 @@ def rollout_loss(
 
 def features_of(net: FeatureLayer, batch: Batch, taps: Sequence[int | str]) -> jax.Array:
     """The target's features `[B, T, d]` as the network takes them in."""
-    stored: Mapping[str, jax.Array] = {**batch.taps, "normed": batch.normed}
+    stored: Mapping[str, Any] = {**batch.taps, "normed": batch.normed}
     return net.fuse({tap: jnp.asarray(stored[str(tap)]).astype(net.layer.dtype) for tap in taps})
