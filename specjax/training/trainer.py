@@ -127,9 +127,12 @@ class Trainer:
 
     def init(self, params: Any | None = None) -> TrainState:
         """The state at step 0; `params` replaces the objective's own start."""
+        return self._init(self.target.params, self.tables, params)
+
+    def _init(self, target_params: Any, tables: Any, params: Any | None) -> TrainState:
         key = jax.random.key(self.config.seed)
-        target = merge(self.target.graph, self.target.params)
-        start = self.objective.init(key, target, self.tables) if params is None else params
+        target = merge(self.target.graph, target_params)
+        start = self.objective.init(key, target, tables) if params is None else params
         if self.placement is not None:
             start = self.placement.hold_drafter(start)
         opt_state = make_optimizer(self.optimizer).init(start)
@@ -218,7 +221,7 @@ class Trainer:
 
     def _abstract(self) -> Any:
         """Shapes of the state, and where it lies."""
-        shapes = jax.eval_shape(self.init)
+        shapes = jax.eval_shape(lambda p, t: self._init(p, t, None), self.target.params, self.tables)
         if self.placement is None:
             return shapes
         places = self.placement.drafter_shardings(shapes)
