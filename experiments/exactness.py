@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import ml_collections
@@ -49,21 +50,23 @@ def main(config: ml_collections.ConfigDict) -> None:
     console, workdir = _main.console(), _main.workdir()
     results.check_writable(workdir)
     cases = real_cases(config, console) if config.target.source else tiny_cases(config, console)
+    meta = results.describe(config.to_dict(), {"dtype": config.target.dtype, "matmul": "float32"})
+    meta.pop("schema")
+    path = workdir / "certificates.json"
     rows: list[Certificate] = []
     started = time.monotonic()
     for name, make in cases:
         before = time.monotonic()
         new = make()
         rows += new
+        write_certificates(path, rows, meta)  # A long run that ends early keeps what it has.
         said = f"{name}: {', '.join(row.verdict for row in new)}, {time.monotonic() - before:.0f} s"
         console.print(said, highlight=False, style=None if all(row.ok for row in new) else "red")
     if not rows:
         raise ValueError(f"only={tuple(config.only)} leaves nothing to certify")
-    meta = results.describe(config.to_dict(), {"dtype": config.target.dtype, "matmul": "float32"}, "")
-    write_certificates(workdir / "certificates.json", rows, {k: v for k, v in meta.items() if k != "schema"})
     console.print(table(rows))
     seconds = time.monotonic() - started
-    console.print(f"{len(rows)} certificates in {seconds:.0f} s: {workdir / 'certificates.json'}", highlight=False)
+    console.print(f"{len(rows)} certificates in {seconds:.0f} s: {path}", highlight=False)
     if bad := [f"{row.drafter} with {row.rule} ({row.planted or row.verdict})" for row in rows if not row.ok]:
         raise ValueError(f"{len(bad)} rows are not as they should be: {'; '.join(bad)}")
 
@@ -108,7 +111,7 @@ def tiny_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[
             claim = Claim(drafter, name, lossless=not is_lossy(loop.rule))
             if name == "greedy":
                 said = f"{drafter} with {name}"
-                yield said, lambda c=claim, r=loop, w=weights: [tiny_greedy(markov, c, r, w)]
+                yield said, partial(tiny_greedy, markov, claim, loop, weights)
             else:
                 yield case(claim, markov, loop, weights, sampling)
     for name, fault in planted().items() if "faults" in config.parts else ():
@@ -139,7 +142,7 @@ def two_drafters(target: Target, drafters: dict[str, Drafting], rule: str) -> It
             return
 
 
-def tiny_greedy(target: Target, claim: Claim, loop: Loop, weights: Weights) -> Certificate:
+def tiny_greedy(target: Target, claim: Claim, loop: Loop, weights: Weights) -> list[Certificate]:
     """Greedy texts behind suffixes of the prompt."""
     requests = [Request(PROMPT[i:], GREEDY_TOKENS, id=i) for i in range(8)]
     baseline = Loop(target.graph, Autoregressive(), build.RULES["greedy"](0), target.eos_ids)
@@ -149,7 +152,7 @@ def tiny_greedy(target: Target, claim: Claim, loop: Loop, weights: Weights) -> C
     )
     teacher = Teacher(target.graph, target.params, precision="float32")
     bound = rounding_bound("float32", "float32")
-    return certify_greedy(claim, target, loop, weights, requests, plain, teacher, bound=bound, batch=8)
+    return [certify_greedy(claim, target, loop, weights, requests, plain, teacher, bound=bound, batch=8)]
 
 
 # ---- A real model ----
@@ -169,10 +172,9 @@ def real_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[
         if kept(config, name):
             draftings[name] = build.drafter_from_config(row, target)
     prompts = load_prompts("shipped", 1)[: config.greedy_prompts]
-    options = {name: config[name] for name in OPTIONS}
+    options = {name: config[name] for name in OPTIONS} | {"prompts": [p.turns[0] for p in prompts], "show": False}
     for name, drafting in draftings.items():
-        named = dataclasses.replace(drafting, name=name)
-        yield name, lambda d=named: api.certify(target, d, prompts=[p.turns[0] for p in prompts], show=False, **options)
+        yield name, partial(api.certify, target, dataclasses.replace(drafting, name=name), **options)
 
 
 if __name__ == "__main__":

@@ -100,45 +100,47 @@ def report_raw_law(params: Any, context: Context, draft: Draft) -> Draft:
         context.sampling, temperature=jnp.ones_like(context.sampling.temperature), warps=frozenset()
     )
     last = jnp.concatenate([context.last(1), draft.tokens[:, :-1]], axis=1)
-    return draft.replace(laws=log_law(params["logits"][last], raw))
+    return dataclasses.replace(draft, laws=log_law(params["logits"][last], raw))
 
 
 def take_argmax(params: Any, context: Context, draft: Draft) -> Draft:
     """The likeliest token is taken; the law is reported as if it had been drawn."""
     last = context.last(1)[:, 0]
-    return draft.replace(tokens=draft.tokens.at[:, 0].set(jnp.argmax(params["logits"][last], -1).astype(jnp.int32)))
+    return dataclasses.replace(
+        draft, tokens=draft.tokens.at[:, 0].set(jnp.argmax(params["logits"][last], -1).astype(jnp.int32))
+    )
 
 
 def report_independent(params: Any, context: Context, draft: Draft) -> Draft:
     """Siblings were drawn without replacement; each is scored with the unconditional law."""
     del params, context
-    return draft.replace(siblings="iid")
+    return dataclasses.replace(draft, siblings="iid")
 
 
 def sort_siblings(params: Any, context: Context, draft: Draft) -> Draft:
     """Drawn siblings are tried in the order of their own probability."""
     del params, context
     order = jnp.argsort(-_own_q(draft), axis=1)
-    return draft.replace(tokens=jnp.take_along_axis(draft.tokens, order, axis=1))
+    return dataclasses.replace(draft, tokens=jnp.take_along_axis(draft.tokens, order, axis=1))
 
 
 def drop_unlikely(params: Any, context: Context, draft: Draft) -> Draft:
     """A drawn token is thrown away, with what follows, because its own probability is low."""
     del params, context
-    return draft.replace(valid=draft.valid & (jnp.cumprod(_own_q(draft) > jnp.log(0.3), axis=1) > 0))
+    return dataclasses.replace(draft, valid=draft.valid & (jnp.cumprod(_own_q(draft) > jnp.log(0.3), axis=1) > 0))
 
 
 def keep_best_two(params: Any, context: Context, draft: Draft) -> Draft:
     """Of the drawn siblings a re-rank keeps the two that are likeliest."""
     del params, context
     worst = jnp.argmin(_own_q(draft), axis=1)
-    return draft.replace(valid=draft.valid & (jnp.arange(draft.num_nodes) != worst[:, None]))
+    return dataclasses.replace(draft, valid=draft.valid & (jnp.arange(draft.num_nodes) != worst[:, None]))
 
 
 def forget_the_map(params: Any, context: Context, draft: Draft) -> Draft:
     """Draft ids were mapped to target ids in the tokens and not in the laws."""
     del params, context
-    return draft.replace(vocab=None)
+    return dataclasses.replace(draft, vocab=None)
 
 
 def _own_q(draft: Draft) -> jax.Array:
@@ -210,7 +212,7 @@ class Redrawn:
     def verify(self, draft: Draft, scores: Scores, sampling: Sampling, keys: Keys) -> Verdict:
         """See `Rule.verify`."""
         verdict = self.inner.verify(draft, scores, sampling, keys)
-        return verdict.replace(next_token=self.redraw(draft, scores, sampling, keys, verdict))
+        return dataclasses.replace(verdict, next_token=self.redraw(draft, scores, sampling, keys, verdict))
 
 
 def residual_not_normalised(
@@ -304,7 +306,7 @@ class ForgetfulPenalties:
         on_path_bmn = ancestors(draft.parents)[:, :, 1:].astype(jnp.float32)
         times_bnv = jax.nn.one_hot(draft.tokens, scores.logits.shape[-1])
         forgotten = sampling.penalties.frequency[:, None, None] * (on_path_bmn @ times_bnv)
-        return self.inner.verify(draft, scores.replace(logits=scores.logits + forgotten), sampling, keys)
+        return self.inner.verify(draft, dataclasses.replace(scores, logits=scores.logits + forgotten), sampling, keys)
 
 
 def _drafts(edit: Edit, spec: TreeSpec, siblings: Any = "iid", **more: Any) -> Fault:
