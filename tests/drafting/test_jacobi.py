@@ -35,10 +35,7 @@ def test_trajectory_by_hand():
 
 
 def test_contract():
-    sub = common.subject(Jacobi(4), layers=1)
-    contract.check_drafter(sub, Recursive)
-    done = contract.check_equals_autoregressive(sub, Recursive, common.looping_requests())
-    assert sum(c.accepted[1:].sum() for c in done) > 0
+    contract.check_drafter(common.subject(Jacobi(4), layers=1), Recursive)
 
 
 @pytest.mark.slow

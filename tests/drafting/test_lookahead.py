@@ -157,8 +157,6 @@ def test_probes_are_scored_in_their_own_context():
 def test_contract(drafter):
     sub = common.subject(drafter)
     contract.check_drafter(sub, Recursive)
-    done = contract.check_equals_autoregressive(sub, Recursive, common.looping_requests())
-    assert sum(c.accepted[1:].sum() for c in done) > 0
 
 
 @pytest.mark.pitfall("LookaheadDecoding#6", "LookaheadDecoding#53")

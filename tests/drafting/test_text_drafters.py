@@ -41,13 +41,11 @@ def test_contract(name):
     drafter, tables = DRAFTERS[name]
     sub = common.subject(drafter, layers=1, tables=tables)
     contract.check_drafter(sub, Recursive)
-    done = contract.check_equals_autoregressive(sub, Recursive, common.looping_requests())
-    assert sum(c.accepted[1:].sum() for c in done) > 0
 
 
-@pytest.mark.slow  # the contract's equality under one seed says the same of the one-hot rule
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[] if x == "suffix" else pytest.mark.slow) for x in DRAFTERS])
 def test_law(name):
+    """Also that drafts are accepted at all."""
     drafter, tables = DRAFTERS[name]
     if name == "retrieval":
         drafter, tables = dataclasses.replace(drafter, min_match=1), store_tables(small_store(vocab=4))
