@@ -1,6 +1,18 @@
 """The draft-verify loop, its pytrees and protocols. It is handed drafters and rules and imports none."""
 
-from specjax.decoding.draft import Context, Draft, Drafter, Kind, Probes, Resume, Rule, Scores, Stateless, Verdict
+from specjax.decoding.draft import (
+    Context,
+    Draft,
+    Drafter,
+    Kind,
+    Probes,
+    Resume,
+    Rule,
+    Scores,
+    Stateless,
+    Verdict,
+    Widths,
+)
 from specjax.decoding.generate import (
     Completion,
     Request,
@@ -51,6 +63,7 @@ __all__ = [
     "TreeSpec",
     "Verdict",
     "Weights",
+    "Widths",
     "insert_row",
     "log_law",
     "make_sampling",

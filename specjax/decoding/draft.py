@@ -49,6 +49,19 @@ class Resume:
 
 
 @flax.struct.dataclass
+class Widths:
+    """The target's pass over a draft takes one of a few static widths (see `specjax.decoding.widths`).
+
+    Attributes:
+        choice: int32 scalar, index into `sizes`; nodes from that size on are invalid in every row.
+        sizes: static; 0 is a plain pass.
+    """
+
+    choice: jax.Array
+    sizes: tuple[int, ...] = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
 class Draft:
     """A tree of N draft tokens under the root (the last committed token); a chain has parents -1, 0, 1, ...
 
@@ -61,6 +74,7 @@ class Draft:
         vocab: `[Vd]` int32 target id of each draft id, or None where they agree.
         probes: see `Probes`.
         resume: see `Resume`.
+        widths: None for a pass over all nodes, else see `Widths`.
         siblings: static; how drawn children of one node relate.
         is_chain: static; parents are -1, 0, 1, ... in every row.
     """
@@ -73,6 +87,7 @@ class Draft:
     vocab: jax.Array | None = None
     probes: Probes | None = None
     resume: Resume | None = None
+    widths: Widths | None = None
     siblings: Literal["iid", "without_replacement"] = flax.struct.field(pytree_node=False, default="iid")
     is_chain: bool = flax.struct.field(pytree_node=False, default=False)
 

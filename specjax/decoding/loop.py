@@ -18,6 +18,7 @@ from specjax.decoding.processors import init_history, process
 from specjax.decoding.sampling import Keys, Sampling, next_token
 from specjax.decoding.state import DecodeState, init_statistics
 from specjax.decoding.termination import FAULT, RUNNING, cut, find_stops
+from specjax.decoding.widths import at_width
 from specjax.models import Decoder, KVCache, compact, init_cache, merge
 from specjax.models.attention import causal_view
 from specjax.parallel import spread_rows
@@ -204,9 +205,14 @@ class Loop:
         draft, drafter_state, cache = self.drafter.propose(
             weights.drafter, weights.tables, target, state.cache, state.drafter, state.context, keys
         )
-        scores, cache = score(target, cache, draft, state.context, self.drafter.taps)
-        assert self.rule is not None, "only a prefill does without a rule"
-        verdict = self.rule.verify(draft, scores, state.sampling, keys)
+        rule = self.rule
+        assert rule is not None, "only a prefill does without a rule"
+
+        def judge(draft: Draft, cache: KVCache) -> tuple[Scores, Verdict, KVCache]:
+            scores, cache = score(target, cache, draft, state.context, self.drafter.taps)
+            return scores, rule.verify(draft, scores, state.sampling, keys), cache
+
+        scores, verdict, cache = at_width(judge, draft, cache, self.drafter.depth)
         state = dataclasses.replace(state, cache=cache, drafter=drafter_state)
         return spread_rows(self._commit(target, weights, state, draft, scores, verdict))
 

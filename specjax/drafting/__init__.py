@@ -1,9 +1,31 @@
 """Drafting methods, one file each."""
 
+from specjax.drafting.adaptive import Adaptive
 from specjax.drafting.autoregressive import Autoregressive
 from specjax.drafting.draft_model import DraftModel
+from specjax.drafting.early_exit import EarlyExit
 from specjax.drafting.hydra import Hydra
+from specjax.drafting.jacobi import Jacobi
+from specjax.drafting.layer_skip import LayerSkip
+from specjax.drafting.lookahead import Lookahead
 from specjax.drafting.medusa import Medusa
 from specjax.drafting.prompt_lookup import PromptLookup
+from specjax.drafting.recycling import Recycling
+from specjax.drafting.retrieval import Retrieval
+from specjax.drafting.suffix import Suffix
 
-__all__ = ["Autoregressive", "DraftModel", "Hydra", "Medusa", "PromptLookup"]
+__all__ = [
+    "Adaptive",
+    "Autoregressive",
+    "DraftModel",
+    "EarlyExit",
+    "Hydra",
+    "Jacobi",
+    "LayerSkip",
+    "Lookahead",
+    "Medusa",
+    "PromptLookup",
+    "Recycling",
+    "Retrieval",
+    "Suffix",
+]

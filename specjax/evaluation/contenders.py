@@ -221,10 +221,10 @@ class LoopContender:
 
 
 def draft_passes(drafter: Any) -> int:
-    """Draft passes of one step: gamma for a draft model, none for plain decoding, else one."""
+    """Draft passes of one step: the drafter's `draft_passes`, or gamma for a draft model, none without a draft, one."""
     if not drafter.num_nodes:
         return 0
-    return drafter.num_nodes if isinstance(drafter, DraftModel) else 1
+    return getattr(drafter, "draft_passes", drafter.num_nodes if isinstance(drafter, DraftModel) else 1)
 
 
 def topology(loop: Loop, weights: Weights, state: DecodeState) -> str:

@@ -1,0 +1,72 @@
+"""A pass as wide as the draft: one program that scores and verifies a draft at one of a few static widths."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from specjax.decoding.draft import Draft, Scores, Verdict
+from specjax.models import KVCache
+
+# judge(draft, cache) -> (scores, verdict, cache)
+Judge = Callable[[Draft, KVCache], tuple[Scores, Verdict, KVCache]]
+
+
+def at_width(judge: Judge, draft: Draft, cache: KVCache, depth: int) -> tuple[Scores, Verdict, KVCache]:
+    """What `judge` says of a draft, from a pass over as many nodes as `draft.widths` chose.
+
+    Nodes behind that width must be invalid. What belongs to them in the scores is zero.
+
+    Args:
+        judge: scores and verifies.
+        draft: with `widths`, or None there for a pass over all nodes.
+        cache: of the target.
+        depth: D of the drafter.
+    """
+    if draft.widths is None:
+        return judge(draft, cache)
+
+    def branch(width: int) -> Callable[[KVCache], tuple[Scores, Verdict, KVCache]]:
+        def run(cache: KVCache) -> tuple[Scores, Verdict, KVCache]:
+            scores, verdict, cache = judge(_narrow(draft, width), cache)
+            return _widen(scores, draft.num_nodes + 1), _deepen(verdict, depth), cache
+
+        return run
+
+    return jax.lax.switch(draft.widths.choice, [branch(width) for width in draft.widths.sizes], cache)
+
+
+def _narrow(draft: Draft, width: int) -> Draft:
+    """The first nodes of a draft; with none of them verification is a plain pass through all layers."""
+    resume = draft.resume
+    if resume is not None:
+        resume = dataclasses.replace(resume, hidden=resume.hidden[:, : width + 1]) if width else None
+    return dataclasses.replace(
+        draft,
+        tokens=draft.tokens[:, :width],
+        parents=draft.parents[:, :width],
+        valid=draft.valid[:, :width],
+        law=draft.law[:, :width],
+        widths=None,
+        resume=resume,
+        is_chain=draft.is_chain or not width,
+    )
+
+
+def _widen(scores: Scores, nodes: int) -> Scores:
+    def pad(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, [(0, 0), (0, nodes - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
+
+    return jax.tree.map(pad, scores)
+
+
+def _deepen(verdict: Verdict, depth: int) -> Verdict:
+    missing = [(0, 0), (0, depth - verdict.path.shape[1])]
+    return dataclasses.replace(
+        verdict,
+        path=jnp.pad(verdict.path, missing, constant_values=-1),
+        overlap=jnp.pad(verdict.overlap, missing, constant_values=jnp.nan),
+    )

@@ -1,0 +1,163 @@
+"""Adaptive lengths: the contract, the law, what is chosen when, and what a bad draft costs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.decoding import Context, Keys, Request, make_sampling, prefill, request_keys
+from specjax.drafting import DraftModel, PromptLookup
+from specjax.drafting.adaptive import Adaptive
+from specjax.drafting.early_exit import EarlyExit
+from specjax.drafting.jacobi import Jacobi
+from specjax.drafting.lookahead import Lookahead
+from specjax.drafting.recycling import Recycling
+from specjax.models import init_decoder, merge
+from specjax.testing import contract
+from specjax.verification import Greedy, Recursive
+from tests.drafting import common
+
+LOOKUP = Adaptive(PromptLookup(num_nodes=4), (0, 2, 4), probe_every=4)
+
+
+def good_draft(widths: tuple[int, ...] = (0, 2, 4), vocab: int = common.VOCAB, **options) -> contract.Subject:
+    """The target itself as its own draft."""
+    drafter = Adaptive(DraftModel(common.config(vocab=vocab), num_nodes=widths[-1]), widths, **options)
+    sub = common.subject(drafter, vocab=vocab)
+    return dataclasses.replace(sub, params=sub.target)
+
+
+def bad_draft(**options) -> contract.Subject:
+    """A draft whose likeliest token the target never says."""
+    sub = good_draft(**options)
+    params = jax.tree.map(lambda x: x, sub.target)
+    params["final_norm"]["weight"] = -params["final_norm"]["weight"]
+    return dataclasses.replace(sub, params=params, eos=())
+
+
+@pytest.mark.parametrize(
+    "name", ["early_exit", *(pytest.param(x, marks=pytest.mark.slow) for x in ("prompt_lookup", "recycling"))]
+)
+def test_contract(name):
+    inner = {
+        "prompt_lookup": LOOKUP,
+        "early_exit": Adaptive(EarlyExit(1, num_nodes=3, min_confidence=0.3), (0, 1, 3), probe_every=2),
+        "recycling": Adaptive(Recycling(num_nodes=5, candidates=3), (0, 5)),
+    }
+    sub = common.subject(inner[name])
+    contract.check_drafter(sub, Recursive)
+    done = contract.check_equals_autoregressive(sub, Recursive, common.looping_requests())
+    assert sum(c.accepted[1:].sum() for c in done) > 0
+
+
+def test_law():
+    """Draws from a law that is near the target's, at lengths that change from step to step."""
+    sub = good_draft((0, 1, 2), vocab=4, prior=0.5, draft_cost=0.2, probe_every=1)
+    noise = init_decoder(common.config(vocab=4), jax.random.key(5))
+    sub = dataclasses.replace(sub, params=jax.tree.map(lambda x, y: x + y / 2 if x.ndim > 1 else x, sub.target, noise))
+    assert common.law_p_value(sub, Recursive, prompt=(0, 1, 3)) > common.FALSE_ALARM
+
+
+def test_a_good_draft_is_used_in_full():
+    sub = dataclasses.replace(good_draft(), eos=())
+    done = contract.complete(*sub.loop(Greedy), common.looping_requests())
+    for found in done:
+        assert found.accepted[4] == found.steps or found.emitted / found.steps > 4.5
+
+
+def test_a_bad_draft_is_left_alone_but_for_a_try_now_and_then():
+    """In 60 steps: a few while the first trust wears off, then one in every 8."""
+    sub = bad_draft(probe_every=8, draft_cost=0.2)
+    loop, weights = sub.loop(Greedy)
+    state = prefill(loop, weights, [Request((1, 2, 3, 1, 2), 60)], context=100, seed=0)
+    drafted = []
+    for _ in range(59):
+        state = loop.step(weights, state)
+        drafted.append(int(state.drafter.idle[0]) == 0)
+    assert int(state.statistics.accepted[0, 0]) == 59, "the draft was meant to be bad"
+    first_rest = drafted.index(False)
+    assert first_rest < 12
+    later = np.flatnonzero(drafted[first_rest:])
+    assert len(later) >= 4 and set(np.diff(later)) == {9}
+
+
+def test_after_a_rest_a_draft_model_has_what_it_missed():
+    """Its cache is that of a draft which was fed every token."""
+    sub = bad_draft(probe_every=8, draft_cost=0.2)
+    loop, weights = sub.loop(Greedy)
+    state = prefill(loop, weights, [Request((1, 2, 3, 1, 2), 60)], context=100, seed=0)
+    for _ in range(50):
+        state = loop.step(weights, state)
+        if int(state.drafter.stale[0]) == 0 and int(state.length[0]) > 30:
+            break
+    assert int(state.drafter.stale[0]) == 0
+    tokens = np.asarray(state.tokens[0, : int(state.length[0]) - 2]).tolist()
+    fresh = prefill(loop, weights, [Request(tuple(tokens), 9)], context=100, seed=0)
+    for mine, theirs in zip(state.drafter.inner.cache.layers, fresh.drafter.inner.cache.layers, strict=True):
+        np.testing.assert_allclose(mine.k[0, : len(tokens)], theirs.k[0, : len(tokens)], atol=1e-5)
+
+
+def test_the_pass_fits_the_match():
+    """No match, no wide pass; a match in one row of two widens it for both."""
+    sub = common.subject(LOOKUP)
+    target = merge(sub.graph, sub.target)
+
+    def choice(rows: list[list[int]]) -> tuple[int, list[list[bool]]]:
+        tokens = jnp.asarray([row + [0] * (16 - len(row)) for row in rows])
+        lengths = jnp.asarray([len(row) for row in rows])
+        context = Context(tokens, lengths, make_sampling([0.0] * len(rows)))
+        state = LOOKUP.init_state({}, {}, target, len(rows), 32)
+        keys = Keys(request_keys(0, list(range(len(rows)))), lengths)
+        draft, _, _ = LOOKUP.propose({}, {}, target, None, state, context, keys)
+        return int(draft.widths.choice), draft.valid.tolist()
+
+    assert choice([[1, 2, 3, 4]]) == (0, [[False] * 4])
+    assert choice([[1, 2, 3, 1]])[0] == 2
+    assert choice([[4, 3, 3]])[0] == 1  # one token follows the match
+    assert choice([[1, 2, 3, 4], [1, 2, 3, 1]]) == (2, [[False] * 4, [True] * 3 + [False]])
+
+
+def test_the_width_is_the_one_with_the_most_tokens_for_the_time():
+    adaptive = Adaptive(PromptLookup(num_nodes=6), (0, 2, 6), draft_cost=0.05, pass_cost=0.1, probe_every=5)
+    sub = common.subject(LOOKUP)
+    target = merge(sub.graph, sub.target)
+    rates = np.linspace(0, 1, 21)
+    state = adaptive.init_state({}, {}, target, 21, 32).replace(
+        accepted=jnp.asarray(10 * rates, jnp.float32), tried=jnp.full((21,), 10.0)
+    )
+    context = Context(jnp.zeros((21, 16), jnp.int32), jnp.full((21,), 3), make_sampling([0.0] * 21))
+    expected = [
+        int(np.argmax([sum(a**i for i in range(w + 1)) / (1 + 0.15 * w) for w in adaptive.widths])) for a in rates
+    ]
+    assert adaptive._wanted(state, context).tolist() == expected and set(expected) == {0, 1, 2}
+    idle = state.replace(idle=jnp.full((21,), 5))
+    assert adaptive._wanted(idle, context).tolist() == [max(1, e) for e in expected]
+    finished = state.replace(length=jnp.full((21,), 3))
+    assert adaptive._wanted(finished, context).tolist() == [0] * 21
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Adaptive(PromptLookup(4), (2, 4)), r"widths=\(2, 4\); expected 0 and one or two greater numbers"),
+        (lambda: Adaptive(PromptLookup(4), (0, 1, 2, 4)), "expected 0 and one or two greater numbers"),
+        (lambda: Adaptive(PromptLookup(4), (0, 3)), "end with another number than the draft's 4 nodes"),
+        (lambda: Adaptive(PromptLookup(4), (0, 4), prior=1.5), "prior=1.5; expected a number in"),
+        (lambda: Adaptive(PromptLookup(4), (0, 4), probe_every=0), "probe_every=0"),
+        (lambda: Adaptive(PromptLookup(4), (0, 4), draft_cost=-1.0), "draft_cost=-1.0"),
+        (lambda: Adaptive(Lookahead(2, 2, 2), (0, 2)), "Lookahead reads taps or makes probes"),
+    ],
+)
+def test_what_cannot_adapt(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_state_that_depends_on_the_length_cannot_adapt():
+    sub = common.subject(Adaptive(Jacobi(4), (0, 2, 4)))
+    with pytest.raises(ValueError, match="Jacobi keeps a state whose shape depends on num_nodes"):
+        sub.drafter.init_state({}, {}, merge(sub.graph, sub.target), 1, 32)
