@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
+from etils import epath
 
 from specjax import checkpoints
 from specjax.checkpoints import drafters
 from specjax.decoding import Drafter
+from specjax.drafting.adaptive import Adaptive
 from specjax.drafting.autoregressive import Autoregressive
 from specjax.drafting.draft_model import DraftModel
+from specjax.drafting.early_exit import EarlyExit
 from specjax.drafting.heads import choose_tree
 from specjax.drafting.hydra import Hydra, HydraPlusPlus
+from specjax.drafting.jacobi import Jacobi
+from specjax.drafting.layer_skip import LayerSkip
+from specjax.drafting.lookahead import Lookahead
 from specjax.drafting.medusa import Medusa
 from specjax.drafting.mtp import MultiToken
 from specjax.drafting.prompt_lookup import PromptLookup
-from specjax.models import Target
+from specjax.drafting.recycling import Recycling
+from specjax.drafting.retrieval import Retrieval, store_tables
+from specjax.drafting.suffix import Suffix
+from specjax.drafting.text_store import index_texts, load_store
+from specjax.models import Target, merge
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,9 +109,49 @@ def _mtp(target: Target, source: str, num_nodes: int = 0) -> Drafting:
     return Drafting("mtp", MultiToken(loaded.config, num_nodes), loaded.params, loaded.tables)
 
 
+def _untrained(name: str, method: Callable[..., Any]) -> Callable[..., Drafting]:
+    """The maker of a drafter that trains nothing; its options are checked against the target."""
+
+    def maker(target: Target, **options: Any) -> Drafting:
+        drafter = method(**{key: tuple(x) if isinstance(x, list) else x for key, x in options.items()})
+        params, tables = drafter.init_params(jax.random.key(0), merge(target.graph, target.params))
+        return Drafting(name, drafter, params, tables)
+
+    return maker
+
+
+def _retrieval(target: Target, source: str, **options: Any) -> Drafting:
+    """A store that `save_store` wrote, or a text file to index now."""
+    if source.endswith(".npz"):
+        store = load_store(source, target.tokenizer)
+    elif epath.Path(source).is_file():
+        store = index_texts([epath.Path(source).read_text()], target.tokenizer)
+    else:
+        raise FileNotFoundError(f"no text store at {source!r}; give a .npz of save_store, or a text file")
+    return Drafting("retrieval", Retrieval(**options), {}, store_tables(store))
+
+
+def _adaptive(target: Target, inner: Mapping[str, Any], widths: Sequence[int], **options: Any) -> Drafting:
+    """`inner` is a row of a name and its options."""
+    row = dict(inner)
+    name = row.pop("name", None)
+    if name not in DRAFTERS:
+        raise ValueError(f"the inner drafter is {name!r}; known: {', '.join(sorted(DRAFTERS))}")
+    made = DRAFTERS[name](target, **row)
+    return Drafting("adaptive", Adaptive(made.drafter, tuple(widths), **options), made.params, made.tables)
+
+
 # name -> maker(target, **options)
 DRAFTERS: dict[str, Callable[..., Drafting]] = {
+    "adaptive": _adaptive,
     "autoregressive": _autoregressive,
+    "early_exit": _untrained("early_exit", EarlyExit),
+    "jacobi": _untrained("jacobi", Jacobi),
+    "layer_skip": _untrained("layer_skip", LayerSkip),
+    "lookahead": _untrained("lookahead", Lookahead),
+    "recycling": _untrained("recycling", Recycling),
+    "retrieval": _retrieval,
+    "suffix": _untrained("suffix", Suffix),
     "draft_model": _draft_model,
     "hydra": partial(_heads, "hydra"),
     "medusa": partial(_heads, "medusa"),

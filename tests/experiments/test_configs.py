@@ -10,6 +10,7 @@ from specjax.checkpoints import drafters
 ARGUMENTS = {
     "quickstart": ("", "quick", "full", "full,quick"),
     "peers": ("", "quick"),
+    "self_drafting": ("", "quick", "spec_bench", "spec_bench,quick"),
     "equality": ("", "quick"),
     "profile_pass": ("", "quick"),
 }
@@ -23,7 +24,7 @@ def load(name: str, argument: str = ""):
 def test_it_loads(name: str, argument: str) -> None:
     config = load(name, argument)
     assert config.is_locked and config.target.source == "smollm2"
-    if name in ("quickstart", "peers"):
+    if name in ("quickstart", "peers", "self_drafting"):
         build.settings_from_config(config)
     if name != "profile_pass":
         lineup = build.lineup_from_config(config)

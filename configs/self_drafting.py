@@ -1,0 +1,81 @@
+"""Drafting without a trained head: lookahead, n-grams, the target's own layers, adaptive lengths; greedy, batch 1.
+
+    python -m experiments.benchmark --config=configs/self_drafting.py --workdir=runs/self_drafting
+
+Arguments, separated by commas:
+    spec_bench  10 prompts of each category of Spec-Bench, read from SPECJAX_DATA, in place of the shipped prompts
+    quick       2 prompts, 16 tokens: whether it works at all
+"""
+
+from ml_collections import config_dict
+
+# The zoo entry, or the path of a trained drafter, of the rows `draft`; empty leaves them out.
+DRAFT = "smollm2-135m-distilled"
+# Every other layer of the middle, a starting point that was not searched for: experiments/search_skip.py finds a set.
+SKIP = (8, 10, 12, 14, 16, 18, 20, 22, 24, 26)
+
+ARGUMENTS = ("spec_bench", "quick")
+
+
+def get_config(arg: str | None = None) -> config_dict.ConfigDict:
+    """The config of one run."""
+    arguments = [a for a in (arg or "").split(",") if a]
+    unknown = [a for a in arguments if a not in ARGUMENTS]
+    if unknown:
+        raise ValueError(f"unknown argument {unknown[0]!r} of configs/self_drafting.py; known: {', '.join(ARGUMENTS)}")
+    quick, published = "quick" in arguments, "spec_bench" in arguments
+
+    config = config_dict.ConfigDict()
+    config.target = {"source": "smollm2", "dtype": "float32"}
+    config.system_prompt = config_dict.placeholder(str)
+
+    config.prompts = "spec_bench:$SPECJAX_DATA/spec_bench/question.jsonl" if published else "shipped"
+    config.prompts_fallback = "shipped"
+    config.prompts_per_category = 10 if published else 0
+    config.max_prompts = 2 if quick else 0
+    config.max_new_tokens = 16 if quick else 64
+
+    config.temperatures = (0.0,)
+    config.top_k = 0
+    config.top_p = 1.0
+    config.seed = 0
+
+    config.rows = {
+        "autoregressive": {"name": "autoregressive"},
+        # A small window for a processor on which wide passes are dear, the code's example, the paper's for 7B models.
+        "lookahead_3_3_3": {"name": "lookahead", "window": 3, "ngram": 3, "guesses": 3},
+        "lookahead_7_5_7": {"name": "lookahead", "window": 7, "ngram": 5, "guesses": 7},
+        "lookahead_15_5_15": {"name": "lookahead", "window": 15, "ngram": 5, "guesses": 15},
+        "jacobi": {"name": "jacobi", "num_nodes": 4},
+        "prompt_lookup": {"name": "prompt_lookup", "num_nodes": 3},
+        "suffix": {"name": "suffix", "num_nodes": 6},
+        "recycling": {"name": "recycling", "num_nodes": 12},
+        # A `.npz` that specjax.drafting.text_store.save_store wrote, or a text file; empty leaves the row out.
+        "retrieval": {"name": "retrieval", "source": "", "num_nodes": 8, "depth": 4},
+        "early_exit": {"name": "early_exit", "exit_layer": 4, "num_nodes": 3},
+        "layer_skip": {"name": "layer_skip", "skip": SKIP, "num_nodes": 3},
+        # For comparison: a second model, and lengths that adapt for it and for lookups.
+        "draft": {"name": "draft_model", "source": DRAFT, "num_nodes": 3},
+        "adaptive_draft": {
+            "name": "adaptive",
+            "inner": {"name": "draft_model", "source": DRAFT, "num_nodes": 4},
+            "widths": (0, 2, 4),
+            "draft_cost": 0.07,
+        },
+        "adaptive_suffix": {
+            "name": "adaptive",
+            "inner": {"name": "suffix", "num_nodes": 8},
+            "widths": (0, 3, 8),
+            "draft_cost": 0.0,
+        },
+    }
+    config.only = ()
+
+    config.batch = 1
+    config.repeats = 1 if quick else 2
+    config.layout = "packed"
+    config.precision = "float32"
+    config.near_tie_bound = 0.0
+    config.loop_threshold = 0.4
+    config.coloured_texts = 0
+    return config

@@ -1,0 +1,248 @@
+"""Which layers to skip in drafting: python -m experiments.search_skip --config=configs/search_skip.py:smollm2
+
+Bayesian optimisation (Optuna's TPE) over sets of skipped layers, as in Draft & Verify (Zhang et al. 2023, section 3.2).
+A trial's score is the speedup that theory predicts from two measurements: how often the draft's likeliest token is the
+target's on the target's own greedy text, and what a draft pass costs. Needs the extra `search`. Writes search.json,
+whose `best.skip` is the option of the drafter `layer_skip`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from flax import nnx
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from experiments import _main
+from experiments._prompts import prompts_from_config
+from specjax import build
+from specjax.analysis import speedup_predicted
+from specjax.decoding import Completion, Request, check_requests, generate, make_sampling
+from specjax.drafting.layer_skip import check_skip
+from specjax.evaluation import results
+from specjax.evaluation.benchmark import encode
+from specjax.models import Decoder, KVCache, Target, View, causal_view, init_cache, merge, pack
+
+SCHEMA = "specjax.search_skip/1"
+
+
+def main(config: ml_collections.ConfigDict) -> None:
+    """Writes the text, measures the costs, searches, reports."""
+    optuna = import_optuna()
+    console, workdir = _main.console(), _main.workdir()
+    check(config)
+    prompts = prompts_from_config(config, console)
+    results.check_writable(workdir)
+    target = build.target_from_config(config.target)
+    layers = target.config.num_layers
+    most = config.max_skipped or layers - 1
+    check_skip(tuple(range(most)), layers)
+    requests = [
+        Request(encode(target, [{"role": "user", "content": p.turns[0]}]), config.max_new_tokens, id=i)
+        for i, p in enumerate(prompts)
+    ]
+    check_requests(requests, target.context, target.config.vocab_size)
+    loop, weights = build.make_loop(target, build.make_drafter("autoregressive", target), make_sampling([0.0]))
+    console.print(f"plain text of {len(requests)} prompts")
+    done = generate(loop, weights, requests, context=target.context, vocab=target.config.vocab_size)
+    costs = measure_costs(target, config)
+    console.print(
+        f"a layer takes {costs['layer']:.4f} of a one-token pass, "
+        f"a pass over {config.num_nodes + 1} tokens {costs['t_ratio']:.2f} of it"
+    )
+    agreement = Agreement(target, requests, done, config.precision)
+
+    def score(skip: tuple[int, ...]) -> dict[str, Any]:
+        alpha, cost = agreement.rate(skip), 1 - costs["layer"] * len(skip)
+        gamma = config.num_nodes
+        speedup = speedup_predicted(alpha, gamma, draft_passes=gamma, c=cost, t_ratio=costs["t_ratio"])
+        return {"skip": list(skip), "alpha": alpha, "draft_cost": cost, "speedup_predicted": speedup}
+
+    trials: list[dict[str, Any]] = []
+
+    def objective(trial: Any) -> float:
+        skip = tuple(i for i in range(layers) if trial.suggest_categorical(f"layer_{i}", [False, True]))
+        if not 0 < len(skip) <= most:
+            raise optuna.TrialPruned()
+        trials.append(score(skip))
+        console.print(f"{len(trials):4d}  {sentence(trials[-1])}", highlight=False)
+        return trials[-1]["speedup_predicted"]
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=config.seed))
+    for skip in first_trials(layers, most):
+        study.enqueue_trial({f"layer_{i}": i in skip for i in range(layers)})
+    study.optimize(objective, n_trials=config.trials)
+    best = max(trials, key=lambda trial: trial["speedup_predicted"])
+    meta = results.describe(config.to_dict(), {"dtype": target.config.dtype, "matmul": config.precision}, SCHEMA)
+    results.write_json(workdir / "search.json", {"meta": meta, "costs": costs, "best": best, "trials": trials})
+    console.print(table(trials))
+    console.print(f"best: skip={tuple(best['skip'])}", highlight=False)
+    console.print(f"written to {workdir / 'search.json'}", highlight=False)
+
+
+def import_optuna() -> Any:
+    """The optimiser.
+
+    Raises:
+        ImportError: it is not installed; says how to.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise ImportError("the search needs Optuna: pip install 'specjax[search]'") from error
+    return optuna
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+    """Checks the settings.
+
+    Raises:
+        ValueError: one is out of range.
+    """
+    for name in ("max_new_tokens", "num_nodes", "trials", "rounds"):
+        if config[name] < 1:
+            raise ValueError(f"{name}={config[name]}; expected at least 1")
+    if config.max_skipped < 0:
+        raise ValueError(f"max_skipped={config.max_skipped}; expected 0 for all but one, or a positive number")
+
+
+def first_trials(layers: int, most: int) -> list[tuple[int, ...]]:
+    """Sets to begin with: every other, every third and every fifth layer of the middle, and its later half."""
+    middle = range(layers // 5, layers - max(layers // 10, 1))
+    sets = [tuple(middle[1::step]) for step in (2, 3, 5)] + [tuple(middle[len(middle) // 2 :])]
+    return [found for found in dict.fromkeys(sets) if 0 < len(found) <= most]
+
+
+class Agreement:
+    """How often the target without some layers would draft the target's own next token.
+
+    One pass of the whole target fills a cache with its keys and values. A trial then feeds every position of the text
+    at once, each seeing the cache in front of it and itself, as the first draft token of a step does. Which layers are
+    left out is an array, so all trials share one program.
+    """
+
+    def __init__(self, target: Target, requests: list[Request], done: list[Completion], precision: str):
+        """Fills the cache."""
+        self._graph, self._params, self._precision = target.graph, target.params, precision
+        texts = [[*r.prompt, *c.tokens] for r, c in zip(requests, done, strict=True)]
+        width = max(map(len, texts)) - 1
+        self._tokens = np.zeros((len(texts), width), np.int32)
+        self._next = np.zeros((len(texts), width), np.int32)
+        self._counts = np.zeros((len(texts), width), bool)
+        for row, (text, request) in enumerate(zip(texts, requests, strict=True)):
+            self._tokens[row, : len(text) - 1], self._next[row, : len(text) - 1] = text[:-1], text[1:]
+            # Every token but the first of the answer, which the prefill emits.
+            self._counts[row, len(request.prompt) : len(text) - 1] = True
+        if not self._counts.any():
+            raise ValueError("every answer ended with its first token: choose other prompts")
+        self._cache = fill(target.graph, precision, target.params, jnp.asarray(self._tokens))
+
+    def rate(self, skip: tuple[int, ...]) -> float:
+        """Share of the answers' tokens that the draft would have said."""
+        layers = len(self._cache.layers)
+        mask = jnp.zeros((layers,), bool).at[jnp.asarray(skip, jnp.int32)].set(True)
+        said = drafted(self._graph, self._precision, self._params, self._cache, jnp.asarray(self._tokens), mask)
+        return float((np.asarray(said) == self._next)[self._counts].mean())
+
+
+@partial(jax.jit, static_argnames=("graph", "precision"))
+def fill(graph: nnx.GraphDef[Decoder], precision: str, params: Any, tokens_rt: jax.Array) -> KVCache:
+    """The whole target's keys and values of texts `[R, T]`, in a cache with room for as many again."""
+    with jax.default_matmul_precision(precision):
+        target = merge(graph, params)
+        rows, width = tokens_rt.shape
+        cache = init_cache(target.config, rows, 2 * width)
+        return target.cached(tokens_rt, cache, causal_view(jnp.zeros((rows,), jnp.int32), width))[1]
+
+
+@partial(jax.jit, static_argnames=("graph", "precision"))
+def drafted(
+    graph: nnx.GraphDef[Decoder], precision: str, params: Any, cache: KVCache, tokens_rt: jax.Array, skip: jax.Array
+) -> jax.Array:
+    """What the target without the layers of `skip` `[n]` would say behind every token `[R, T]`."""
+    with jax.default_matmul_precision(precision):
+        target = merge(graph, params)
+        rows, width = tokens_rt.shape
+        # Scratch entry j < T is the whole target's entry of token j, entry T + j this pass's.
+        before, self_ = np.tril(np.ones((width, width), bool), -1), np.eye(width, dtype=bool)
+        position = np.tile(np.arange(width, dtype=np.int32), 2)
+        view = View(
+            prefix=jnp.zeros((rows,), jnp.int32),
+            mask=jnp.broadcast_to(np.concatenate([before, self_], axis=1), (rows, width, 2 * width)),
+            depths=jnp.broadcast_to(position, (rows, 2 * width)),
+        )
+        hidden = target.embed_tokens(tokens_rt)
+        for i in range(target.config.num_layers):
+            out, _ = target.cached(hidden, cache, view, start=i, stop=i + 1)
+            hidden = jnp.where(skip[i], hidden, out.hidden)
+        normed = target.final_norm(hidden)
+        return jax.lax.map(lambda row: jnp.argmax(target.logits(row), -1).astype(jnp.int32), normed)
+
+
+def measure_costs(target: Target, config: ml_collections.ConfigDict) -> dict[str, float]:
+    """Seconds of a one-token pass, and relative to it: one layer, and the pass that verifies a draft."""
+    params = jax.block_until_ready(pack(target.params)) if config.layout == "packed" else target.params
+    layers = target.config.num_layers
+    half = frozenset(range(0, layers, 2))
+    cases: dict[str, tuple[int, Collection[int]]] = {
+        "whole": (1, frozenset()),
+        "half": (1, half),
+        "wide": (config.num_nodes + 1, frozenset()),
+    }
+    cache = init_cache(target.config, 1, 256)
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(config.rounds + 1):
+        for name, (tokens, skip) in cases.items():
+            fed = jax.block_until_ready(jnp.ones((1, tokens), jnp.int32))
+            start = time.perf_counter()
+            jax.block_until_ready(one_pass(target.graph, config.precision, skip, params, cache, fed))
+            if turn:  # the first one compiles
+                times[name].append(time.perf_counter() - start)
+    whole, less, wide = (statistics.median(times[name]) for name in ("whole", "half", "wide"))
+    return {"one_token": whole, "layer": max(whole - less, 0.0) / len(half) / whole, "t_ratio": wide / whole}
+
+
+@partial(jax.jit, static_argnames=("graph", "precision", "skip"))
+def one_pass(
+    graph: nnx.GraphDef[Decoder], precision: str, skip: Collection[int], params: Any, cache: KVCache, tokens: jax.Array
+) -> jax.Array:
+    """The argmax behind each of some tokens, in the middle of a text of 100."""
+    with jax.default_matmul_precision(precision):
+        target = merge(graph, params)
+        view = causal_view(jnp.full((1,), 100, jnp.int32), tokens.shape[1])
+        out, _ = target.cached(tokens, cache, view, skip=skip, taps=("normed",))
+        return jnp.argmax(target.logits(out.taps["normed"]), -1)
+
+
+def sentence(trial: dict[str, Any]) -> str:
+    """One trial on one line."""
+    return (
+        f"skip {len(trial['skip'])}: alpha {trial['alpha']:.3f}, c {trial['draft_cost']:.3f}, "
+        f"predicted {trial['speedup_predicted']:.3f}"
+    )
+
+
+def table(trials: list[dict[str, Any]]) -> Table:
+    """The best trial of each number of skipped layers."""
+    shown = Table("skipped", "alpha", "c", "predicted", "layers", box=SIMPLE_HEAD)
+    best: dict[int, dict[str, Any]] = {}
+    for trial in sorted(trials, key=lambda trial: trial["speedup_predicted"]):
+        best[len(trial["skip"])] = trial
+    for count, trial in sorted(best.items()):
+        figures = (f"{trial[name]:.3f}" for name in ("alpha", "draft_cost", "speedup_predicted"))
+        shown.add_row(f"{count}", *figures, " ".join(map(str, trial["skip"])))
+    return shown
+
+
+if __name__ == "__main__":
+    _main.run(main, config="configs/search_skip.py", workdir="runs/search_skip")

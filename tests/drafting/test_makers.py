@@ -1,0 +1,54 @@
+"""Drafters by name: options reach them, and what does not fit the target is one error."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from specjax.drafting import Adaptive, EarlyExit, LayerSkip, Retrieval, Suffix, text_store
+from specjax.drafting.registry import DRAFTERS
+from specjax.testing import tiny_target
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target(layers=3, width=16)
+
+
+def test_options_reach_the_drafter(target, tmp_path):
+    assert DRAFTERS["early_exit"](target, exit_layer=2, num_nodes=5).drafter == EarlyExit(2, 5)
+    assert DRAFTERS["layer_skip"](target, skip=[0, 2]).drafter == LayerSkip((0, 2))
+    assert DRAFTERS["suffix"](target, max_match=9).drafter == Suffix(max_match=9)
+    assert all(DRAFTERS[name](target).param_bytes == 0 for name in ("lookahead", "jacobi", "recycling"))
+    made = DRAFTERS["adaptive"](target, {"name": "suffix", "num_nodes": 4}, [0, 4], probe_every=3)
+    assert made.drafter == Adaptive(Suffix(num_nodes=4), (0, 4), probe_every=3)
+
+
+def test_a_store_is_read_or_made(target, tmp_path):
+    (tmp_path / "notes.txt").write_text("to be or not to be")
+    made = DRAFTERS["retrieval"](target, str(tmp_path / "notes.txt"), num_nodes=4, depth=2)
+    assert made.drafter == Retrieval(num_nodes=4, depth=2)
+    size = made.tables["tokens"].shape[0]
+    assert size == len("to be or not to be") + 1 and made.param_bytes == 8 * size
+    store = text_store.index_texts(["to be"], target.tokenizer)
+    text_store.save_store(tmp_path / "theirs.npz", dataclasses.replace(store, fingerprint="f" * 16))
+    with pytest.raises(ValueError, match="made with another tokenizer"):
+        DRAFTERS["retrieval"](target, str(tmp_path / "theirs.npz"))
+    with pytest.raises(FileNotFoundError, match="no text store at 'nowhere'"):
+        DRAFTERS["retrieval"](target, "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("early_exit", {"exit_layer": 3}, "exit_layer=3 lies outside the model"),
+        ("layer_skip", {"skip": (0, 1, 2)}, "leaves none of the target's 3 layers"),
+        ("lookahead", {"ngram": 1}, "ngram=1; expected at least 2"),
+        ("suffix", {"min_match": 9, "max_match": 8}, "min_match=9 and max_match=8"),
+        ("adaptive", {"inner": {"name": "sufix"}, "widths": (0, 4)}, "the inner drafter is 'sufix'; known: adaptive"),
+    ],
+)
+def test_what_does_not_fit(target, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        DRAFTERS[name](target, **options)
