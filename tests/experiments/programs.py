@@ -31,7 +31,7 @@ for number, arguments in enumerate(cases):
         try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
         except BaseException:
             import traceback
             traceback.print_exc()

@@ -61,11 +61,11 @@ def test_trained_heads_decode_by_name(trained: Path, name: str) -> None:
     assert saved.method == name and saved.config.ranks == 3
     assert saved.info["held_out"]["greedy/match_0"] == pytest.approx(float(saved.tables["accuracy"][0, 0]), rel=1e-2)
     plain = specjax.load_drafter("autoregressive", target)
-    expected = specjax.generate(target, plain, "the tree runs", max_new_tokens=24)
+    expected = specjax.generate(target, plain, "the tree runs", max_new_tokens=24).completion.tokens
     for options in ({}, {"tree": "calibrated", "nodes": 6}, {"tree": "choices", "choices": [(0,), (1,), (1, 0)]}):
         drafter = specjax.load_drafter(str(trained / name), target, **options)
         assert drafter.name == name
-        assert specjax.generate(target, drafter, "the tree runs", max_new_tokens=24).tokens == expected.tokens
+        assert specjax.generate(target, drafter, "the tree runs", max_new_tokens=24).completion.tokens == expected
     with pytest.raises(ValueError, match=f"is a head of method '{name}', not"):
         other = {"medusa": "hydra", "hydra": "medusa"}[name]
         specjax.load_drafter(other, target, source=str(trained / name))
