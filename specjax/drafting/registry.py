@@ -16,6 +16,7 @@ from specjax.decoding import Drafter
 from specjax.drafting.adaptive import Adaptive
 from specjax.drafting.autoregressive import Autoregressive
 from specjax.drafting.draft_model import DraftModel
+from specjax.drafting.ensemble import EnsembleMixture, EnsembleProxy, EnsembleUnion, EnsembleVote, assemble
 from specjax.drafting.early_exit import EarlyExit
 from specjax.drafting.heads import choose_tree
 from specjax.drafting.hydra import Hydra, HydraPlusPlus
@@ -141,6 +142,37 @@ def _adaptive(target: Target, inner: Mapping[str, Any], widths: Sequence[int], *
     return Drafting("adaptive", Adaptive(made.drafter, tuple(widths), **options), made.params, made.tables)
 
 
+def _ensemble(name: str, make: Any, prior: str | None = None) -> Callable[..., Drafting]:
+    """The maker of an ensemble.
+
+    Args:
+        name: registry name.
+        make: the ensemble's class.
+        prior: the option that is one number a member, and goes to the tables.
+    """
+
+    def maker(target: Target, members: Sequence[Mapping[str, Any]], stacked: bool = True, **options: Any) -> Drafting:
+        """`members` are rows of a name and its options; the other options are the ensemble's own."""
+        made = [_member(target, index, dict(member)) for index, member in enumerate(members)]
+        parts = [m.drafter for m in made], [m.params for m in made], [m.tables for m in made]
+        together, params, tables = assemble(*parts, stacked=stacked)
+        priors = {prior: options.pop(prior)} if prior in options else {}
+        ensemble = make(together, **options)
+        return Drafting(name, ensemble, params, ensemble.tables(tables, **priors))
+
+    return maker
+
+
+def _member(target: Target, index: int, options: dict[str, Any]) -> Drafting:
+    name = options.pop("name", None)
+    if name not in DRAFTERS:
+        raise ValueError(f"member {index} of the ensemble is drafter {name!r}; known: {', '.join(sorted(DRAFTERS))}")
+    try:
+        return DRAFTERS[name](target, **options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"member {index} of the ensemble, drafter {name!r}: {error}") from error
+
+
 # name -> maker(target, **options)
 DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "adaptive": _adaptive,
@@ -153,6 +185,10 @@ DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "retrieval": _retrieval,
     "suffix": _untrained("suffix", Suffix),
     "draft_model": _draft_model,
+    "ensemble_mixture": _ensemble("ensemble_mixture", EnsembleMixture, "weights"),
+    "ensemble_proxy": _ensemble("ensemble_proxy", EnsembleProxy, "worth"),
+    "ensemble_union": _ensemble("ensemble_union", EnsembleUnion),
+    "ensemble_vote": _ensemble("ensemble_vote", EnsembleVote, "accuracy"),
     "hydra": partial(_heads, "hydra"),
     "medusa": partial(_heads, "medusa"),
     "mtp": _mtp,

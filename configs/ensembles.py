@@ -1,0 +1,67 @@
+"""Ensembles of drafters beside each of their members, at equal draft length, greedy and at T = 1.
+
+    python -m experiments.benchmark --config=configs/ensembles.py --workdir=runs/ensembles
+
+Arguments, separated by commas: `quick` takes 2 prompts, 16 tokens, temperature 0 and one ensemble of each kind;
+anything else is a draft model to be a member, a zoo entry or a path (configs/ensembles.py:runs/a,runs/b). Prompt lookup
+is always a member. Members of one config run as one where `stacked` says so; their weights are not packed then.
+"""
+
+from ml_collections import config_dict
+
+# Draft models that are members where the argument names none.
+DRAFTS = ("smollm2-135m-distilled",)
+NUM_NODES = 4
+
+
+def get_config(arg: str | None = None) -> config_dict.ConfigDict:
+    """The config of one run."""
+    arguments = [a for a in (arg or "").split(",") if a]
+    quick = "quick" in arguments
+    drafts = tuple(a for a in arguments if a != "quick") or DRAFTS
+    config = config_dict.ConfigDict()
+    config.target = {"source": "smollm2", "dtype": "float32"}
+    config.system_prompt = config_dict.placeholder(str)
+
+    config.prompts = "shipped"
+    config.prompts_fallback = ""
+    config.prompts_per_category = 1 if quick else 0
+    config.max_prompts = 2 if quick else 0
+    config.max_new_tokens = 16 if quick else 128
+
+    config.temperatures = (0.0,) if quick else (0.0, 1.0)
+    config.top_k = 0
+    config.top_p = 1.0
+    config.seed = 0
+
+    members = {
+        **{f"draft_{i}": {"name": "draft_model", "source": s, "num_nodes": NUM_NODES} for i, s in enumerate(drafts, 1)},
+        "lookup": {"name": "prompt_lookup", "num_nodes": NUM_NODES, "max_ngram": 3, "min_ngram": 1},
+    }
+    together = {"members": tuple(members.values()), "stacked": False}
+    chain = {**together, "num_nodes": NUM_NODES}
+    proxy = {"name": "ensemble_proxy", **chain}
+    config.rows = {
+        "autoregressive": {"name": "autoregressive"},
+        **members,
+        "union": {"name": "ensemble_union", **together},
+        "vote": {"name": "ensemble_vote", **chain},
+        "vote_on_runs": {"name": "ensemble_vote", **chain, "run": NUM_NODES},
+        "mixture": {"name": "ensemble_mixture", **chain},
+        "learned_mixture": {"name": "ensemble_mixture", **chain, "learning_rate": 0.5},
+        "proxy": {**proxy, "proxy": "early_exit", "layer": 6},
+        "calibrated": {**proxy, "proxy": "calibration"},
+        "random": {**proxy, "proxy": "random"},
+        # All 30 layers of the target: what the best choice would reach. Its speed says nothing.
+        "oracle": {**proxy, "proxy": "early_exit", "layer": 30},
+    }
+    config.only = ("autoregressive", *members, "union", "vote", "mixture", "proxy") if quick else ()
+
+    config.batch = 1
+    config.repeats = 1
+    config.layout = "packed"
+    config.precision = "float32"
+    config.near_tie_bound = 0.0
+    config.loop_threshold = 0.4
+    config.coloured_texts = 0
+    return config

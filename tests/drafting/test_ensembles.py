@@ -1,0 +1,400 @@
+"""Ensembles: the contract, the law of whole decodes, a planted fault, and each method's own arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding
+from specjax.build import Drafting, make_drafter
+from specjax.decoding import Draft, Keys, make_sampling
+from specjax.decoding.sampling import DRAFT
+from specjax.decoding.tree import chain
+from specjax.drafting import DraftModel, PromptLookup
+from specjax.drafting.ensemble import (
+    EnsembleMixture,
+    EnsembleProxy,
+    EnsembleUnion,
+    EnsembleVote,
+    Members,
+    acceptance_by_share,
+    assemble,
+)
+from specjax.drafting.ensemble.members import fold
+from specjax.drafting.ensemble.mixture import acceptance_gradient, mix
+from specjax.drafting.ensemble.proxy import pick
+from specjax.drafting.ensemble.union import join, merge_prefixes
+from specjax.drafting.ensemble.vote import vote
+from specjax.models import ModelConfig, RopeConfig, graph, init_decoder, merge
+from specjax.testing import contract, tiny_target
+from specjax.testing.markov import markov_config, markov_graph, markov_params, random_law
+from specjax.verification import OneHot, Recursive
+from tests.contract.stubs import FeatureTree, JacobiWindow
+
+VOCAB = 13
+MAKERS = {
+    "union": EnsembleUnion,
+    "vote": functools.partial(EnsembleVote, num_nodes=3),
+    "vote_on_runs": functools.partial(EnsembleVote, num_nodes=4, run=2),
+    "mixture": functools.partial(EnsembleMixture, num_nodes=3),
+    "learned_mixture": functools.partial(EnsembleMixture, num_nodes=3, learning_rate=0.5),
+    "early_exit_proxy": functools.partial(EnsembleProxy, num_nodes=3, proxy="early_exit", layer=0),
+    "calibrated_proxy": functools.partial(EnsembleProxy, num_nodes=3, proxy="calibration"),
+    "random_proxy": functools.partial(EnsembleProxy, num_nodes=3, proxy="random"),
+}
+
+
+def methods(*quick: str) -> list[Any]:
+    """All, those that are not named as slow tests."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in MAKERS]
+
+
+def config() -> ModelConfig:
+    return ModelConfig(
+        family="llama",
+        vocab_size=VOCAB,
+        head_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=32,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position=1 << 14,
+        norm_eps=1e-5,
+        query_scale=8**-0.5,
+        windows=(None,),
+        ropes=(RopeConfig(),),
+        tie_embeddings=True,
+    )
+
+
+@functools.cache
+def target() -> tuple[Any, Any]:
+    params = jax.tree.map(lambda x: 2.5 * x if x.ndim > 1 else x, init_decoder(config(), jax.random.key(0)))
+    return graph(config())[0], params
+
+
+@functools.cache
+def noisy(seed: int) -> Any:
+    """The target's parameters, disturbed: a draft that is often right."""
+    leaves, structure = jax.tree.flatten(target()[1])
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    noise = [x + 0.15 * jnp.std(x) * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, noise)
+
+
+def subject(name: str, *, stacked: bool = True) -> contract.Subject:
+    """Two draft models, run as one, and prompt lookup."""
+    draft = DraftModel(config(), num_nodes=3)
+    drafters = [draft, draft, PromptLookup(num_nodes=3)]
+    members, params, tables = assemble(drafters, [noisy(1), noisy(2), {}], [{}, {}, {}], stacked=stacked)
+    drafter = MAKERS[name](members)
+    return contract.Subject(*target(), drafter, params, drafter.tables(tables), eos=(2, 5))
+
+
+def accepted(done: list[Any]) -> float:
+    steps = sum(c.accepted.sum() for c in done)
+    return sum(c.emitted for c in done) / steps
+
+
+@pytest.mark.parametrize("name", methods("vote"))
+def test_contract(name: str) -> None:
+    sub = subject(name)
+    contract.check_drafter(sub, OneHot if sub.drafter.kind(make_sampling([1.0])) == "fixed" else Recursive)
+
+
+@pytest.mark.parametrize("name", methods("union", "mixture", "early_exit_proxy"))
+def test_greedy_equality(name: str) -> None:
+    requests = contract.random_requests(VOCAB, 3, seed=4)
+    done = contract.check_equals_autoregressive(dataclasses.replace(subject(name), eos=()), Recursive, requests)
+    assert accepted(done) > 1.5
+
+
+@pytest.mark.parametrize("name", methods("union"))
+def test_stacked_members_draft_what_they_draft_apart(name: str) -> None:
+    requests = contract.random_requests(VOCAB, 3, seed=5, temperature=1.0)
+    together, apart = [subject(name, stacked=s) for s in (True, False)]
+    assert len(together.drafter.members.entries) == 2 and len(apart.drafter.members.entries) == 3
+    one, other = (contract.complete(*s.loop(Recursive), requests) for s in (together, apart))
+    assert [c.tokens for c in one] == [c.tokens for c in other]
+    assert [c.accepted.tolist() for c in one] == [c.accepted.tolist() for c in other]
+
+
+# ---- The law ----
+
+
+def markov_ensemble(make: Any) -> tuple[Any, Any, Any]:
+    """Two different draft models and prompt lookup, for the four-token Markov target."""
+    draft = DraftModel(markov_config(4), num_nodes=2)
+    params = [markov_params(random_law(4, seed, sharpness=1.0)) for seed in (7, 8)]
+    members, own, tables = assemble([draft, draft, PromptLookup(num_nodes=2)], [*params, {}], [{}, {}, {}])
+    drafter = make(members)
+    return drafter, own, drafter.tables(tables)
+
+
+@pytest.mark.parametrize("name", methods())
+def test_fresh_parameters_have_the_members_shapes(name: str) -> None:
+    drafter, params, tables = markov_ensemble(LAW_MAKERS[name])
+    network = merge(markov_graph(4), markov_params(random_law(4, 0)))
+    fresh = jax.eval_shape(lambda: drafter.init_params(jax.random.key(0), network))
+    assert jax.tree.structure(fresh) == jax.tree.structure((params, tables))
+    assert [x.shape for x in jax.tree.leaves(fresh)] == [x.shape for x in jax.tree.leaves((params, tables))]
+
+
+LAW_MAKERS = MAKERS | {
+    "vote": functools.partial(EnsembleVote, num_nodes=2),
+    "vote_on_runs": functools.partial(EnsembleVote, num_nodes=2, run=2),
+    "mixture": functools.partial(EnsembleMixture, num_nodes=2),
+    "learned_mixture": functools.partial(EnsembleMixture, num_nodes=2, learning_rate=0.5),
+    # The Markov target is its own embedding and head: layer 0 is a perfect proxy, the hardest choice.
+    "early_exit_proxy": functools.partial(EnsembleProxy, num_nodes=2, proxy="early_exit", layer=0),
+    "calibrated_proxy": functools.partial(EnsembleProxy, num_nodes=2, proxy="calibration"),
+    "random_proxy": functools.partial(EnsembleProxy, num_nodes=2, proxy="random"),
+}
+
+
+@pytest.mark.parametrize("name", methods("union"))
+def test_law_of_whole_decodes(name: str) -> None:
+    made = markov_ensemble(LAW_MAKERS[name])
+    assert contract.law_p_value(*made, Recursive, draws=1 << 12) > 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [Recursive, OneHot])
+@pytest.mark.parametrize("name", MAKERS)
+def test_law_of_a_million_decodes(name: str, rule: Any) -> None:
+    made = markov_ensemble(LAW_MAKERS[name])
+    assert contract.law_p_value(*made, rule, draws=1 << 20) > 1e-6
+
+
+class ChosenByItsTokens(EnsembleProxy):
+    """The planted fault: chosen by looking at drawn tokens, verified with the law that they were drawn from."""
+
+    @property
+    def reads_tokens(self) -> bool:
+        return False
+
+    @property
+    def num_probes(self) -> int:
+        return (self.members.count - 1) * self.num_nodes
+
+
+def test_a_member_chosen_by_its_tokens_but_verified_with_its_law_is_caught() -> None:
+    made = markov_ensemble(functools.partial(ChosenByItsTokens, num_nodes=2, proxy="early_exit", layer=0))
+    assert contract.law_p_value(*made, Recursive, draws=1 << 12) < 1e-6
+
+
+class OneUniformForAll(Members):
+    """The planted fault of shared randomness: all members draw with the same keys."""
+
+    def propose(self, *args: Any) -> Any:
+        import specjax.drafting.ensemble.members as module
+
+        own, module.fold = module.fold, lambda keys, index: keys
+        try:
+            return super().propose(*args)
+        finally:
+            module.fold = own
+
+
+@pytest.mark.slow
+def test_members_that_draw_with_the_same_keys_are_caught() -> None:
+    drafter, params, tables = markov_ensemble(lambda members: EnsembleUnion(OneUniformForAll(members.entries)))
+    assert contract.law_p_value(drafter, params, tables, Recursive, draws=1 << 14) < 1e-6
+
+
+# ---- Each method's arithmetic ----
+
+
+def test_members_draw_with_keys_of_their_own() -> None:
+    keys = Keys(jnp.asarray([[1, 2], [3, 4]], jnp.uint32), jnp.asarray([9, 9]))
+    draws = [np.asarray(k.uniform(DRAFT, 0)) for k in (keys, fold(keys, 0), fold(keys, 1), fold(fold(keys, 0), 0))]
+    assert len({float(x) for pair in draws for x in pair}) == 8
+
+
+def drawn_chain(tokens: list[int], law: int = 0) -> Draft:
+    laws = jnp.full((1, len(tokens), 5), jnp.log(0.2)) + law
+    return chain(jnp.asarray([tokens], jnp.int32), laws=laws)
+
+
+def test_shared_prefixes_are_merged() -> None:
+    drafts = [drawn_chain([1, 2, 3]), chain(jnp.asarray([[1, 4]], jnp.int32), laws=None), drawn_chain([1, 2, 0], 1)]
+    joined = join(drafts)
+    assert joined.law.tolist() == [[0, 1, 2, -1, -1, 3, 4, 5]] and joined.laws.shape == (1, 6, 5)
+    assert joined.parents.tolist() == [[-1, 0, 1, -1, 3, -1, 5, 6]]
+    merged = merge_prefixes(joined)
+    # 1 -> 2 -> 3, beside it 1 -> 4 under the first 1, and 1 -> 2 -> 0 under the first 2.
+    assert merged.parents.tolist() == [[-1, 0, 1, -1, 0, -1, 0, 1]]
+    invalid = merge_prefixes(dataclasses.replace(joined, valid=joined.valid.at[:, 0].set(False)))
+    assert invalid.parents.tolist() == [[-1, 0, 1, -1, 3, -1, 3, 6]]
+
+
+def test_votes_ties_and_abstentions() -> None:
+    runs = jnp.asarray(
+        [
+            [[4], [7], [7]],  # two against one
+            [[4], [7], [-1]],  # a tie: who was right more often
+            [[4], [-1], [-1]],  # one vote is enough
+            [[-1], [-1], [-1]],  # nobody votes
+            [[4], [7], [5]],  # all differ, equal accuracy: the first
+        ]
+    )
+    accuracy = jnp.asarray([[0.9, 0.1, 0.1], [0.1, 0.9, 0.5], [0.0, 1, 1], [1, 1, 1], [0.5, 0.5, 0.5]])
+    winner, agreeing = vote(runs, accuracy)
+    assert winner[:3].tolist() == [1, 1, 0] and winner[4] == 0
+    assert agreeing.tolist() == [2, 1, 1, 0, 1]
+
+
+def test_votes_are_counted_by_the_share_that_agreed() -> None:
+    """Along one request, against a count by hand from its steps."""
+    sub = dataclasses.replace(subject("vote"), eos=())
+    loop, weights = sub.loop(OneHot)
+    request = contract.random_requests(VOCAB, 3, seed=6)[0]
+    request = dataclasses.replace(request, max_new_tokens=40)
+    state = decoding.prefill(loop, weights, [request], context=contract.CONTEXT, seed=0, buffer=contract.BUFFER)
+    verified, accepted, agreed = 0, 0, 0
+    while not bool(state.done[0]):
+        before = np.asarray(state.statistics.accepted[0])
+        state = loop.step(weights, state)
+        count = int(np.argmax(np.asarray(state.statistics.accepted[0]) - before))
+        verified += min(count + 1, loop.drafter.num_nodes)
+        accepted += count
+        agreed += int(state.drafter.agreeing[0, 0])
+    shares = acceptance_by_share(state.drafter.outcomes)
+    # The last step may have verified tokens that the budget then cut.
+    assert sum(v for v, _ in shares.values()) in range(verified, verified + 3)
+    assert sum(a for _, a in shares.values()) in range(accepted, accepted + 4)
+    assert set(shares) <= {Fraction(a, n) for n in (1, 2, 3) for a in range(1, n + 1)} and agreed
+
+
+def test_a_run_is_voted_on_whole() -> None:
+    runs = jnp.asarray([[[4, 1], [4, 2], [4, 2]], [[4, 1], [4, 2], [4, -1]]])
+    winner, agreeing = vote(runs, jnp.full((2, 3), 0.5))
+    assert winner.tolist() == [1, 0] and agreeing.tolist() == [2, 1]
+
+
+def test_mixtures_leave_out_members_without_a_law() -> None:
+    with np.errstate(divide="ignore"):
+        laws = jnp.asarray(np.log([[[0.5, 0.5, 0], [0, 0, 1], [0, 0, 0]], [[0, 0, 0], [0, 0, 0], [0, 0, 0]]]))
+    q, some = mix(laws, jnp.asarray([[0.2, 0.3, 0.5]] * 2))
+    np.testing.assert_allclose(q[0], [0.2, 0.2, 0.6], atol=1e-6)
+    assert some.tolist() == [True, False] and abs(float(q[1].sum()) - 1) < 1e-6
+
+
+def test_the_gradient_of_acceptance() -> None:
+    key = jax.random.split(jax.random.key(3), 3)
+    laws = jax.nn.log_softmax(2 * jax.random.normal(key[0], (1, 1, 3, 6)))
+    p = jax.nn.softmax(2 * jax.random.normal(key[1], (1, 1, 6)))
+    weights = jax.nn.softmax(jax.random.normal(key[2], (1, 3)))
+
+    def alpha(w: jax.Array) -> jax.Array:
+        return jnp.minimum(p[0, 0], w[0] @ jnp.exp(laws[0, 0])).sum()
+
+    np.testing.assert_allclose(acceptance_gradient(p, laws, weights)[:, 0], jax.grad(alpha)(weights), atol=1e-6)
+    silent = laws.at[:, :, 1].set(-jnp.inf)
+    gain = acceptance_gradient(p, silent, weights)[0, 0]
+    assert min(gain[0], gain[2]) <= gain[1] <= max(gain[0], gain[2])
+
+
+def test_the_chosen_run_keeps_its_own_laws() -> None:
+    fixed = chain(jnp.asarray([[3, 4], [3, 4]], jnp.int32), laws=None)
+    laws = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (2, 2, 5)))
+    drawn = chain(jnp.asarray([[1, 2], [0, 1]], jnp.int32), laws=laws)
+    draft = pick([fixed, drawn], jnp.asarray([0, 1]))
+    assert draft.tokens.tolist() == [[3, 4], [0, 1]] and draft.law.tolist() == [[-1, -1], [0, 1]]
+    np.testing.assert_array_equal(draft.laws[1], laws[1])
+    assert draft.is_chain and pick([fixed, fixed], jnp.asarray([0, 1])).laws.shape == (2, 0, 1)
+
+
+def test_kinds() -> None:
+    warm, cold = make_sampling([1.0]), make_sampling([0.0])
+    found = {name: subject(name).drafter.kind(warm) for name in MAKERS}
+    assert found == {
+        "union": "mixed",
+        "vote": "fixed",
+        "vote_on_runs": "fixed",
+        "mixture": "iid",
+        "learned_mixture": "iid",
+        "early_exit_proxy": "fixed",
+        "calibrated_proxy": "mixed",
+        "random_proxy": "mixed",
+    }
+    assert {subject(name).drafter.kind(cold) for name in MAKERS} == {"fixed"}
+
+
+# ---- What does not fit ----
+
+
+def test_one_member_is_no_ensemble() -> None:
+    with pytest.raises(ValueError, match="ensemble of 1; expected at least 2"):
+        Members((PromptLookup(),))
+
+
+def test_members_with_probes_are_refused() -> None:
+    with pytest.raises(ValueError, match="JacobiWindow sends 4 probes"):
+        Members((PromptLookup(), JacobiWindow()))
+
+
+def test_members_that_need_taps_cannot_vote() -> None:
+    with pytest.raises(ValueError, match=r"FeatureTree reads the target's activations .* use ensemble_union"):
+        EnsembleVote(Members((PromptLookup(), FeatureTree())))
+
+
+def test_members_that_need_taps_have_the_ensembles_depth() -> None:
+    EnsembleUnion(Members((PromptLookup(num_nodes=2), FeatureTree())))
+    with pytest.raises(ValueError, match="FeatureTree reads the target's activations along at most 2 tokens.* 3 deep"):
+        EnsembleUnion(Members((PromptLookup(num_nodes=3), FeatureTree())))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m: EnsembleVote(m, num_nodes=3, run=2), "num_nodes=3, run=2"),
+        (lambda m: EnsembleMixture(m, num_nodes=0), "num_nodes=0"),
+        (lambda m: EnsembleProxy(m, proxy="oracle"), "proxy='oracle'; expected early_exit, calibration, random"),
+        (lambda m: EnsembleProxy(m, step_size=0.0), "step_size=0.0"),
+    ],
+)
+def test_options_out_of_range(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(Members((PromptLookup(), PromptLookup())))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [((0.0, 0.0), "expected numbers >= 0, at least one"), ((1.0,), "for 2 members"), ((1.0, -1.0), "numbers >= 0")],
+)
+def test_weights_that_make_no_mean(weights: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EnsembleMixture(Members((PromptLookup(), PromptLookup()))).tables(({}, {}), weights=weights)
+
+
+def test_makers_name_the_member_that_does_not_fit() -> None:
+    target = tiny_target(width=16, layers=1)
+    lookup = {"name": "prompt_lookup", "num_nodes": 2}
+    union = make_drafter("ensemble_union", target, members=[lookup, lookup])
+    assert (union.drafter.num_nodes, union.drafter.depth, union.param_bytes) == (4, 2, 0)
+    vote = make_drafter("ensemble_vote", target, members=[lookup, lookup], num_nodes=4, run=2, accuracy=(0.2, 0.4))
+    assert vote.tables["accuracy"].tolist() == pytest.approx([0.2, 0.4])
+    with pytest.raises(ValueError, match="member 1 of the ensemble is drafter 'lookup'; known: .*prompt_lookup"):
+        make_drafter("ensemble_union", target, members=[lookup, {"name": "lookup"}])
+    with pytest.raises(ValueError, match="member 0 of the ensemble, drafter 'prompt_lookup': num_nodes=0"):
+        make_drafter("ensemble_union", target, members=[{**lookup, "num_nodes": 0}, lookup])
+    with pytest.raises(ValueError, match="does not take these options"):
+        make_drafter("ensemble_union", target, members=[lookup, lookup], weights=(1, 1))
+
+
+def test_bytes_of_every_member_count() -> None:
+    draft = DraftModel(config(), num_nodes=2)
+    own = init_decoder(config(), jax.random.key(0))
+    alone = Drafting("draft_model", draft, own, {}).param_bytes
+    members, params, tables = assemble([draft, draft], [own, own], [{}, {}])
+    assert Drafting("ensemble_union", EnsembleUnion(members), params, tables).param_bytes == 2 * alone
