@@ -100,7 +100,7 @@ def mtp_config(
         draft_vocab: Vd, 0 for the target's whole vocabulary.
     """
     last = target.with_layers((target.num_layers - 1,))
-    reduced = {"head_size": draft_vocab, "tie_embeddings": False} if draft_vocab else {}
+    reduced: dict[str, Any] = {"head_size": draft_vocab, "tie_embeddings": False} if draft_vocab else {}
     place = target.num_layers - 1 if kind == "independent" else "normed"
     return MtpConfig(
         layer=dataclasses.replace(last, **reduced),
