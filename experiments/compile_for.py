@@ -165,7 +165,7 @@ def decode_programs(config: ml_collections.ConfigDict, target: Target, at: Place
 
     def compile_loop() -> CompiledProgram:
         with at.active():
-            lowered = Loop.run.lower(loop, weights, state, steps)  # type: ignore[attr-defined]
+            lowered = Loop.run.lower(loop, weights, state, steps)
         return describe_program(lowered.compile(), shapes)
 
     return {"bare forward pass": compile_bare, f"decoding with {config.drafter.name}": compile_loop}

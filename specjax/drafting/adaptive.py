@@ -175,7 +175,7 @@ class Adaptive:
     ) -> AdaptiveState:
         """Hands the prompt on."""
         inner = self.inner.extend(params, tables, target, state.inner, tokens, positions, taps, valid)
-        return state.replace(inner=inner)
+        return dataclasses.replace(state, inner=inner)
 
     def propose(
         self,
@@ -216,12 +216,13 @@ class Adaptive:
         valid = draft.valid & (nodes < sizes[index_b][:, None])
         needed = jnp.max(jnp.where(valid, nodes + 1, 0))
         choice = jnp.sum(sizes < needed).astype(jnp.int32)
-        state = state.replace(
+        state = dataclasses.replace(
+            state,
             inner=inner,
             idle=jnp.where(index_b > 0, 0, state.idle + 1),
             stale=jnp.where(widest > 0, 0, state.stale + 1),
         )
-        return draft.replace(valid=valid, widths=Widths(choice, self.widths)), state, cache
+        return dataclasses.replace(draft, valid=valid, widths=Widths(choice, self.widths)), state, cache
 
     def commit(
         self,
@@ -238,7 +239,8 @@ class Adaptive:
         inner = self.inner.commit(params, tables, target, state.inner, context, draft, scores, verdict)
         reached = (~jnp.isnan(verdict.overlap)).sum(1)
         keep = jnp.where(reached > 0, self.decay, 1.0)
-        return state.replace(
+        return dataclasses.replace(
+            state,
             inner=inner,
             accepted=keep * state.accepted + verdict.num_accepted,
             tried=keep * state.tried + reached,
@@ -290,4 +292,4 @@ def _pad(draft: Draft | None, whole: Draft) -> Draft:
         padded, width = jax.tree.unflatten(jax.tree.structure(whole), leaves), draft.num_nodes
     nodes = jnp.arange(whole.num_nodes, dtype=jnp.int32)
     missing = nodes - 1 if whole.is_chain else jnp.full_like(nodes, -1)
-    return padded.replace(parents=jnp.where(nodes < width, padded.parents, missing))
+    return dataclasses.replace(padded, parents=jnp.where(nodes < width, padded.parents, missing))

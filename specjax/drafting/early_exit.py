@@ -87,7 +87,7 @@ class EarlyExit(Stateless):
             min_confidence=self.min_confidence,
             last_pass=True,
         )
-        return draft.replace(resume=Resume(hidden, self.exit_layer)), state, cache
+        return dataclasses.replace(draft, resume=Resume(hidden, self.exit_layer)), state, cache
 
 
 def check_exit_layer(exit_layer: int, layers: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from specjax.decoding import Context, Draft, Keys, Scores, Verdict
 from specjax.drafting.heads import HeadsDrafter, HeadsState, likeliest
 from specjax.models import Decoder, KVCache, Tap, causal_view, init_cache, merge
-from specjax.models.medusa import HydraConfig, HydraHeads, heads_graph
+from specjax.models.medusa import HydraConfig, HydraHeads, PrefixLayer, heads_graph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ class HydraPlusPlus(Hydra):
         """Runs the layer over a prompt chunk; its last hidden state stays pending, to be run again as it was."""
         assert isinstance(state, PrefixState)
         view = causal_view(positions[:, 0], positions.shape[1])
-        _, cache = self._network(params).prefix.cached(taps["normed"], state.cache, view)
+        _, cache = self._prefix(params).cached(taps["normed"], state.cache, view)
         hidden = super().extend(params, tables, target, state, tokens, positions, taps, valid).hidden
         pending = state.pending.at[:, 0].set(hidden)
         return dataclasses.replace(state, hidden=hidden, cache=cache, pending=pending)
@@ -140,7 +140,7 @@ class HydraPlusPlus(Hydra):
         # Finished rows have emitted fewer tokens than they accepted; nothing is read of them.
         start = jnp.maximum(context.length - 1 - state.count, 0)
         view = causal_view(start, self.depth + 1)
-        out, own = self._network(params).prefix.cached(state.pending, state.cache, view)
+        out, own = self._prefix(params).cached(state.pending, state.cache, view)
         hidden = jnp.take_along_axis(out, (state.count - 1)[:, None, None], axis=1)[:, 0]
         draft, _, cache = super().propose(params, tables, target, cache, HeadsState(hidden), context, keys)
         return draft, dataclasses.replace(state, cache=own), cache
@@ -163,6 +163,11 @@ class HydraPlusPlus(Hydra):
         nodes = jnp.where(jnp.arange(nodes.shape[1]) <= verdict.num_accepted[:, None], nodes, 0)
         pending = jnp.take_along_axis(scores.taps["normed"], nodes[..., None], axis=1)
         return dataclasses.replace(state, pending=pending, count=verdict.num_accepted + 1)
+
+    def _prefix(self, params: Any) -> PrefixLayer:
+        layer = self._network(params).prefix
+        assert layer is not None, "only Hydra++ has a prefix layer"
+        return layer
 
     def _network(self, params: Any) -> HydraHeads:
         network: HydraHeads = merge(heads_graph(self.config)[0], params)

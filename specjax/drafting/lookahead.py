@@ -131,7 +131,7 @@ class Lookahead:
         text = jnp.concatenate([state.tail, tokens], axis=1)
         pool = put_all(state.pool, self._grams(text), valid & (positions >= self.depth))
         last = valid.sum(1)[:, None] + jnp.arange(self.depth)
-        return state.replace(tail=jnp.take_along_axis(text, last, axis=1), pool=pool)
+        return dataclasses.replace(state, tail=jnp.take_along_axis(text, last, axis=1), pool=pool)
 
     def propose(
         self,
@@ -152,13 +152,13 @@ class Lookahead:
         )
         rest, there = look_up(state.pool, context.last(1)[:, 0])
         draft = prefix_tree(rest, jnp.broadcast_to(there[..., None], rest.shape), self.num_nodes)
-        state = state.replace(window=window)
+        state = dataclasses.replace(state, window=window)
         if not self.num_probes:
             return draft, state, cache
         batch = window.shape[0]
         tokens = window.reshape(batch, -1)[:, 1:]
         parents = jnp.broadcast_to(self._probe_parents(), tokens.shape)
-        return draft.replace(probes=Probes(tokens, parents)), state, cache
+        return dataclasses.replace(draft, probes=Probes(tokens, parents)), state, cache
 
     def commit(
         self,
@@ -185,7 +185,7 @@ class Lookahead:
             pool = self._take_output(pool, context, draft, verdict)
         columns = (jnp.arange(self.window) + verdict.num_accepted[:, None]) % self.window
         moved = jnp.take_along_axis(grown[:, 1:], columns[:, None], axis=2)
-        return state.replace(window=moved, steps=state.steps + 1, pool=pool)
+        return dataclasses.replace(state, window=moved, steps=state.steps + 1, pool=pool)
 
     def _take_output(self, pool: Pool, context: Context, draft: Draft, verdict: Verdict) -> Pool:
         """Puts in the n-grams that end in the root or in a token of this step."""

@@ -140,7 +140,7 @@ class Recycling:
             found = jnp.take_along_axis(rows, jnp.broadcast_to(ranks[:, None], (*rows.shape[:2], 1)), axis=2)[..., 0]
             known = known.at[:, nodes + 1].set(jnp.where(parents < 0, -1, found))
         tokens = known[:, 1:]
-        return tree.draft(jnp.maximum(tokens, 0)).replace(valid=tokens >= 0), state, cache
+        return dataclasses.replace(tree.draft(jnp.maximum(tokens, 0)), valid=tokens >= 0), state, cache
 
     def commit(
         self,
@@ -163,7 +163,7 @@ class Recycling:
         where = jnp.where(there & ~(same & later).any(-1), tokens, vocab)  # an index that is dropped
         best = top_tokens(scores.logits, self.candidates)
         table = jax.vmap(lambda own, at, new: own.at[at].set(new, mode="drop"))(state.successors, where, best)
-        return state.replace(successors=table)
+        return dataclasses.replace(state, successors=table)
 
 
 def top_tokens(logits: jax.Array, count: int, group: int = 64) -> jax.Array:

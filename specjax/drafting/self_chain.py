@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import flax.struct
@@ -108,7 +109,7 @@ def draft_chain(
     )
     done = jax.lax.while_loop(lambda c: (c.step < passes) & jnp.any(c.alive), body, init)
     draft = chain(done.tokens, laws=None if greedy else done.laws)
-    return draft.replace(valid=done.valid), done.hidden, done.cache
+    return dataclasses.replace(draft, valid=done.valid), done.hidden, done.cache
 
 
 def check_chain(num_nodes: int, min_confidence: float) -> None:

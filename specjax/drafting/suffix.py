@@ -84,7 +84,7 @@ class Suffix(Stateless):
         allowed = jnp.floor(self.factor * longest_b).astype(jnp.int32)[:, None] > jnp.arange(self.num_nodes)
         valid = allowed & (frequency >= self.min_frequency) & (frequency > 0)
         draft = chain(tokens, laws=None)
-        return draft.replace(valid=jnp.cumprod(valid, axis=1).astype(bool)), state, cache
+        return dataclasses.replace(draft, valid=jnp.cumprod(valid, axis=1).astype(bool)), state, cache
 
 
 def match_lengths(tokens_bl: jax.Array, length_b: jax.Array, longest: int) -> jax.Array:

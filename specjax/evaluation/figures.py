@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from specjax.evaluation.results import select
 
@@ -65,7 +66,7 @@ def acceptance_plot(rows: Sequence[Row]) -> bytes | None:
         known = [(k, a) for k, a in enumerate(row["alpha_by_position"], start=1) if a is not None]
         axes.plot(*zip(*known, strict=True), "o-", label=row["label"], markersize=5)
     axes.set(xlabel="draft position", ylabel="acceptance, given that all before it were accepted", ylim=(0, 1.02))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(figure, axes, len(chosen))
     return _png(figure)
 

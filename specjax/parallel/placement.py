@@ -66,16 +66,18 @@ class Placement:
             ValueError: B does not divide; names the sizes.
         """
         places = batch_shardings(rows, self.mesh)
-        slices = places.addressable_devices_indices_map(rows.shape).values()
-        mine = sorted({i for (part,) in slices for i in range(len(rows))[part]})
+        slices: Any = places.addressable_devices_indices_map(rows.shape)
+        mine = sorted({i for part in slices.values() for i in range(len(rows))[part[0]]})
         here = {row: at for at, row in enumerate(mine)}
         loaded = load(rows[mine])
 
         def spread(x: np.ndarray) -> jax.Array:
             whole = (len(rows), *x.shape[1:])
             sharding = NamedSharding(self.mesh, PartitionSpec(ROWS))
-            return jax.make_array_from_callback(
-                whole, sharding, lambda index: x[[here[i] for i in range(len(rows))[index[0]]]]
-            )
+
+            def part(index: Any) -> np.ndarray:
+                return x[[here[i] for i in range(len(rows))[index[0]]]]
+
+            return jax.make_array_from_callback(whole, sharding, part)
 
         return jax.tree.map(spread, loaded)

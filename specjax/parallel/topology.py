@@ -6,6 +6,7 @@ What such a compilation says is exact: bytes per device, collectives, copies. Wh
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -83,6 +84,6 @@ def slice_mesh(topology: str, data: int, fsdp: int, tensor: int) -> Mesh:
     return make_mesh(data, fsdp, tensor, devices=described.devices)
 
 
-def with_shardings(tree: object, shardings: object) -> object:
+def with_shardings(tree: Any, shardings: Any) -> Any:
     """Abstract arrays with places: what a compilation takes instead of arrays."""
     return jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), tree, shardings)

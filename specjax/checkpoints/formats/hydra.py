@@ -68,7 +68,9 @@ def read_hydra(path: epath.PathLike, target: Target) -> SavedDrafter:
         dtype=target.config.dtype,
     )
     expected = _expected(config, places)
-    found = {(*key, leaf): value for key, part in blocks.items() for leaf, value in part.items()}
+    found: dict[tuple[Any, ...], Any] = {
+        (*key, leaf): value for key, part in blocks.items() for leaf, value in part.items()
+    }
     found |= {(i, leaf): value for i, part in products.items() for leaf, value in part.items()}
     problems = [f"missing {_name(key)}" for key in sorted(expected.keys() - found.keys(), key=str)]
     problems += [f"unexpected {_name(key)}" for key in sorted(found.keys() - expected.keys(), key=str)]
@@ -194,7 +196,8 @@ def _sorted_out(
 
 def _expected(config: HydraConfig, places: Mapping[int, list[int]]) -> dict[tuple[Any, ...], tuple[int, ...]]:
     """Shape of every tensor, by (head, place, role, leaf) or (head, leaf)."""
-    width, shapes = config.hidden_size, {}
+    width = config.hidden_size
+    shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}
     for i in range(config.num_heads):
         for n, j in enumerate(places.get(i, [0])[: config.num_layers] or [0]):
             inputs = width * (i + 2) if n == 0 else width
