@@ -60,11 +60,13 @@ class Network:
         config: dataclass of the network.
         params: config -> the abstract parameter tree, shared groups (`embed`, `lm_head`) included.
         tables: config -> the abstract arrays beside `vocab`.
+        whole_head: a shared head over the whole vocabulary stays the target's own, and no `vocab` goes with it.
     """
 
     config: type[Any]
     params: Callable[[Any], Any]
     tables: Callable[[Any], Mapping[str, jax.ShapeDtypeStruct]] = lambda config: {}
+    whole_head: bool = False
 
 
 def _calibration(config: HeadsConfig) -> dict[str, jax.ShapeDtypeStruct]:
@@ -76,7 +78,7 @@ def _calibration(config: HeadsConfig) -> dict[str, jax.ShapeDtypeStruct]:
 # method -> its network
 NETWORKS: dict[str, Network] = {
     "draft_model": Network(ModelConfig, lambda config: graph(config)[1]),
-    "eagle": Network(EagleConfig, lambda config: feature_graph(config)[1]),
+    "eagle": Network(EagleConfig, lambda config: feature_graph(config)[1], whole_head=True),
     "eagle3": Network(Eagle3Config, lambda config: feature_graph(config)[1]),
     "hydra": Network(HydraConfig, lambda config: heads_graph(config)[1], _calibration),
     "medusa": Network(MedusaConfig, lambda config: heads_graph(config)[1], _calibration),
@@ -173,7 +175,7 @@ def load_drafter(name: str | epath.Path, target: Target) -> SavedDrafter:
         raise ValueError(f"{directory / SINGLE} holds NaN or infinity in {_some(broken)}: the file is of no use")
     tree = _unflatten(arrays)
     params, tables = tree.get("params", {}), tree.get("tables", {})
-    if "head" in shares:
+    if "head" in shares and "vocab" in tables:
         params = {**params, "lm_head": {"kernel": target_head(target.config, target.params, tables["vocab"])}}
     return SavedDrafter(content["method"], config, params, tables, shares, content.get("info", {}))
 
@@ -299,7 +301,7 @@ def _owned(params: Any, shares: Sequence[str]) -> Any:
 def _expected(method: str, config: NetworkConfig, shares: Sequence[str]) -> dict[str, jax.ShapeDtypeStruct]:
     network = NETWORKS[method]
     expected = _flatten({"params": _owned(network.params(config), shares), "tables": network.tables(config)})
-    if config.head_size != config.vocab_size or "head" in shares:
+    if config.head_size != config.vocab_size or ("head" in shares and not network.whole_head):
         expected["tables.vocab"] = jax.ShapeDtypeStruct((config.head_size,), jnp.int32)
     return expected
 

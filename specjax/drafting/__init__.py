@@ -3,6 +3,8 @@
 from specjax.drafting.adaptive import Adaptive
 from specjax.drafting.autoregressive import Autoregressive
 from specjax.drafting.draft_model import DraftModel
+from specjax.drafting.eagle import EagleChain
+from specjax.drafting.eagle2 import EagleTree
 from specjax.drafting.early_exit import EarlyExit
 from specjax.drafting.hydra import Hydra
 from specjax.drafting.jacobi import Jacobi
@@ -18,6 +20,8 @@ __all__ = [
     "Adaptive",
     "Autoregressive",
     "DraftModel",
+    "EagleChain",
+    "EagleTree",
     "EarlyExit",
     "Hydra",
     "Jacobi",

@@ -12,12 +12,15 @@ from etils import epath
 
 from specjax import checkpoints
 from specjax.checkpoints import drafters
+from specjax.checkpoints.formats import read_head
 from specjax.decoding import Drafter
 from specjax.drafting.adaptive import Adaptive
 from specjax.drafting.autoregressive import Autoregressive
 from specjax.drafting.draft_model import DraftModel
-from specjax.drafting.ensemble import EnsembleMixture, EnsembleProxy, EnsembleUnion, EnsembleVote, assemble
+from specjax.drafting.eagle import EagleChain
+from specjax.drafting.eagle2 import EagleTree
 from specjax.drafting.early_exit import EarlyExit
+from specjax.drafting.ensemble import EnsembleMixture, EnsembleProxy, EnsembleUnion, EnsembleVote, assemble
 from specjax.drafting.heads import choose_tree
 from specjax.drafting.hydra import Hydra, HydraPlusPlus
 from specjax.drafting.jacobi import Jacobi
@@ -68,7 +71,7 @@ def _prompt_lookup(target: Target, **options: Any) -> Drafting:
 def _draft_model(target: Target, source: str, num_nodes: int = 4) -> Drafting:
     """A zoo entry or saved drafter, or any model that `load_target` reads whose vocabulary is the target's."""
     if drafters.is_drafter(source):
-        loaded = drafters.load_drafter(source, target)
+        loaded = _trained(target, source, "draft_model")
         # The shared head is among the parameters by now; the embedding stays the target's.
         drafter = DraftModel(loaded.config, num_nodes, shares=tuple(s for s in loaded.shares if s == "embed"))
         return Drafting("draft_model", drafter, loaded.params, loaded.tables)
@@ -82,6 +85,45 @@ def _draft_model(target: Target, source: str, num_nodes: int = 4) -> Drafting:
     return Drafting("draft_model", DraftModel(draft.config, num_nodes), draft.params, {})
 
 
+def _mtp(target: Target, source: str, num_nodes: int = 0) -> Drafting:
+    """Heads or modules that were saved for the target; `num_nodes` depths of them, 0 for all."""
+    loaded = drafters.load_drafter(source, target)
+    if loaded.method != "mtp":
+        raise ValueError(f"{source!r} is a drafter of method {loaded.method!r}; expected one of method 'mtp'")
+    return Drafting("mtp", MultiToken(loaded.config, num_nodes), loaded.params, loaded.tables)
+
+
+def _ensemble(name: str, make: Any, prior: str | None = None) -> Callable[..., Drafting]:
+    """The maker of an ensemble.
+
+    Args:
+        name: registry name.
+        make: the ensemble's class.
+        prior: the option that is one number a member, and goes to the tables.
+    """
+
+    def maker(target: Target, members: Sequence[Mapping[str, Any]], stacked: bool = True, **options: Any) -> Drafting:
+        """`members` are rows of a name and its options; the other options are the ensemble's own."""
+        made = [_member(target, index, dict(member)) for index, member in enumerate(members)]
+        parts = [m.drafter for m in made], [m.params for m in made], [m.tables for m in made]
+        together, params, tables = assemble(*parts, stacked=stacked)
+        priors = {prior: options.pop(prior)} if prior in options else {}
+        ensemble = make(together, **options)
+        return Drafting(name, ensemble, params, ensemble.tables(tables, **priors))
+
+    return maker
+
+
+def _member(target: Target, index: int, options: dict[str, Any]) -> Drafting:
+    name = options.pop("name", None)
+    if name not in DRAFTERS:
+        raise ValueError(f"member {index} of the ensemble is drafter {name!r}; known: {', '.join(sorted(DRAFTERS))}")
+    try:
+        return DRAFTERS[name](target, **options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"member {index} of the ensemble, drafter {name!r}: {error}") from error
+
+
 def _heads(
     name: str,
     target: Target,
@@ -91,23 +133,13 @@ def _heads(
     choices: Sequence[Sequence[int]] = (),
 ) -> Drafting:
     """Saved heads with a chain, a calibrated tree of so many nodes, or a tree by its choices (`choose_tree`)."""
-    loaded = drafters.load_drafter(source, target)
-    if loaded.method != name:
-        raise ValueError(f"{source!r} is a head of method {loaded.method!r}, not {name!r}: use its own drafter")
+    loaded = _trained(target, source, name)
     tables, config = dict(loaded.tables), loaded.config
     shape = choose_tree(config, tables.pop("accuracy", None), tree=tree, nodes=nodes, choices=choices)
     if name == "medusa":
         return Drafting(name, Medusa(config, shape), loaded.params, tables)
     hydra = Hydra if config.prefix is None else HydraPlusPlus
     return Drafting(name, hydra(config, shape), loaded.params, tables)
-
-
-def _mtp(target: Target, source: str, num_nodes: int = 0) -> Drafting:
-    """Heads or modules that were saved for the target; `num_nodes` depths of them, 0 for all."""
-    loaded = drafters.load_drafter(source, target)
-    if loaded.method != "mtp":
-        raise ValueError(f"{source!r} is a drafter of method {loaded.method!r}; expected one of method 'mtp'")
-    return Drafting("mtp", MultiToken(loaded.config, num_nodes), loaded.params, loaded.tables)
 
 
 def _untrained(name: str, method: Callable[..., Any]) -> Callable[..., Drafting]:
@@ -142,35 +174,33 @@ def _adaptive(target: Target, inner: Mapping[str, Any], widths: Sequence[int], *
     return Drafting("adaptive", Adaptive(made.drafter, tuple(widths), **options), made.params, made.tables)
 
 
-def _ensemble(name: str, make: Any, prior: str | None = None) -> Callable[..., Drafting]:
-    """The maker of an ensemble.
-
-    Args:
-        name: registry name.
-        make: the ensemble's class.
-        prior: the option that is one number a member, and goes to the tables.
-    """
-
-    def maker(target: Target, members: Sequence[Mapping[str, Any]], stacked: bool = True, **options: Any) -> Drafting:
-        """`members` are rows of a name and its options; the other options are the ensemble's own."""
-        made = [_member(target, index, dict(member)) for index, member in enumerate(members)]
-        parts = [m.drafter for m in made], [m.params for m in made], [m.tables for m in made]
-        together, params, tables = assemble(*parts, stacked=stacked)
-        priors = {prior: options.pop(prior)} if prior in options else {}
-        ensemble = make(together, **options)
-        return Drafting(name, ensemble, params, ensemble.tables(tables, **priors))
-
-    return maker
+def _trained(target: Target, source: str, method: str) -> Any:
+    """A `SavedDrafter` of one method: one of ours, or a head in a published layout."""
+    saved = drafters.load_drafter(source, target) if drafters.is_drafter(source) else read_head(source, target)
+    if saved.method != method:
+        drafter = "eagle' or 'eagle2" if saved.method == "eagle" else saved.method
+        raise ValueError(f"{source!r} is a head of method {saved.method!r}, not {method!r}: use drafter '{drafter}'")
+    return saved
 
 
-def _member(target: Target, index: int, options: dict[str, Any]) -> Drafting:
-    name = options.pop("name", None)
-    if name not in DRAFTERS:
-        raise ValueError(f"member {index} of the ensemble is drafter {name!r}; known: {', '.join(sorted(DRAFTERS))}")
-    try:
-        return DRAFTERS[name](target, **options)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"member {index} of the ensemble, drafter {name!r}: {error}") from error
+def _eagle(target: Target, source: str, num_nodes: int = 4) -> Drafting:
+    """An EAGLE-1 head drafting a chain."""
+    saved = _trained(target, source, "eagle")
+    return Drafting("eagle", EagleChain(saved.config, num_nodes), saved.params, saved.tables)
+
+
+def _eagle2(target: Target, source: str, num_nodes: int = 24, levels: int = 5, top_k: int = 4) -> Drafting:
+    """An EAGLE-1 head drafting a dynamic tree."""
+    saved = _trained(target, source, "eagle")
+    drafter = EagleTree(saved.config, num_nodes, levels=levels, top_k=top_k)
+    return Drafting("eagle2", drafter, saved.params, saved.tables)
+
+
+def _eagle3(target: Target, source: str, num_nodes: int = 4, levels: int = 0, top_k: int = 4) -> Drafting:
+    """An EAGLE-3 head drafting a dynamic tree of so many levels, or a chain (`levels` 0)."""
+    saved = _trained(target, source, "eagle3")
+    tree = EagleTree(saved.config, num_nodes, levels=levels, top_k=top_k) if levels else None
+    return Drafting("eagle3", tree or EagleChain(saved.config, num_nodes), saved.params, saved.tables)
 
 
 # name -> maker(target, **options)
@@ -185,12 +215,15 @@ DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "retrieval": _retrieval,
     "suffix": _untrained("suffix", Suffix),
     "draft_model": _draft_model,
+    "eagle": _eagle,
+    "eagle2": _eagle2,
+    "eagle3": _eagle3,
+    "hydra": partial(_heads, "hydra"),
+    "medusa": partial(_heads, "medusa"),
     "ensemble_mixture": _ensemble("ensemble_mixture", EnsembleMixture, "weights"),
     "ensemble_proxy": _ensemble("ensemble_proxy", EnsembleProxy, "worth"),
     "ensemble_union": _ensemble("ensemble_union", EnsembleUnion),
     "ensemble_vote": _ensemble("ensemble_vote", EnsembleVote, "accuracy"),
-    "hydra": partial(_heads, "hydra"),
-    "medusa": partial(_heads, "medusa"),
     "mtp": _mtp,
     "prompt_lookup": _prompt_lookup,
 }
