@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -291,11 +292,11 @@ def plan(candidates: Sequence[Candidate], target: Curve, *, max_nodes: int = 64,
 
 @dataclass(frozen=True)
 class Stop:
-    """When to stop drafting: after the token with which the confidence falls below `threshold`; 0 never stops early.
+    """When to stop drafting: at the first token with which the confidence is below `threshold`; 0 never stops early.
 
     Attributes:
-        threshold: on the product of the draft's confidences so far.
-        mean_length: draft tokens a step.
+        threshold: on the running confidence.
+        mean_length: draft tokens that are verified a step.
         expected_tokens: E.
         speedup: over plain decoding.
     """
@@ -307,41 +308,53 @@ class Stop:
 
 
 def stop_threshold(
-    confidence_ng: ArrayLike, survival_ng: ArrayLike, *, drafting: Curve, target: Curve, most: int = 512
+    confidence_ng: ArrayLike,
+    survival_ng: ArrayLike,
+    *,
+    drafting: Curve,
+    target: Curve,
+    unsure: Literal["kept", "dropped"] = "kept",
+    most: int = 512,
 ) -> Stop:
     """The threshold of the highest tokens per second over recorded drafts, by trying every one that differs.
 
-    A step drafts token k + 1 while the product of the confidences of tokens 1..k is at least the threshold. Tokens per
-    second are mean tokens over mean seconds of a step, the long-run rate of a renewal process. Stopping looks at what
-    was drafted and keeps it, so it leaves the output law alone.
+    A step drafts until the running confidence falls below the threshold. Tokens per second are mean tokens over mean
+    seconds of a step, the long-run rate of a renewal process.
 
     Args:
-        confidence_ng: `[n, G]` running product of the draft's own confidences, as it will see them.
+        confidence_ng: `[n, G]` the draft's own confidence up to each token, as it will see it: the running product, or
+            the running minimum, of the tokens' probabilities.
         survival_ng: `[n, G]` chance (or whether) the target accepts tokens 1..k.
         drafting: seconds by draft length, from 1 to G.
         target: seconds by tokens of a pass, from 1 to G + 1.
+        unsure: whether the token that falls below is verified too, or dropped after its draft pass. Keeping it leaves
+            the output law alone whatever the confidence is made of; dropping it only where the confidence does not
+            depend on which token was drawn.
         most: thresholds tried; above, quantiles of the confidences.
 
     Raises:
-        ValueError: shapes differ, or a running product rises or leaves [0, 1].
+        ValueError: shapes differ, or a running value rises or leaves [0, 1].
     """
     seen, lives = np.asarray(confidence_ng, np.float64), np.asarray(survival_ng, np.float64)
     if seen.ndim != 2 or not seen.size or seen.shape != lives.shape:
         raise ValueError(f"confidences {seen.shape} and survivals {lives.shape}; expected the same [passes, positions]")
     for name, values in (("confidences", seen), ("survivals", lives)):
         if not ((values >= 0) & (values <= 1 + 1e-6)).all() or (np.diff(values, axis=1) > 1e-6).any():
-            raise ValueError(f"{name} must be running products: in [0, 1] and falling along a draft")
+            raise ValueError(f"{name} must be running values: in [0, 1] and falling along a draft")
     longest = seen.shape[1]
     tokens_l = np.concatenate([np.ones((len(lives), 1)), 1.0 + lives.cumsum(axis=1)], axis=1)
-    seconds_l = np.array([target(1)] + [drafting(k) + target(k + 1) for k in range(1, longest + 1)])
-    values = np.unique(seen[:, :-1])
+    draft_l = np.array([0.0] + [drafting(k) for k in range(1, longest + 1)])
+    target_l = np.array([target(k + 1) for k in range(longest + 1)])
+    values = np.unique(seen)
     if values.size > most:
         values = np.unique(np.quantile(values, np.linspace(0, 1, most)))
     best = None
     for threshold in (0.0, *values):
-        lengths = 1 + (seen[:, :-1] >= threshold).sum(axis=1)
+        sure = (seen >= threshold).sum(axis=1)
+        passes = np.minimum(sure + 1, longest)
+        lengths = passes if unsure == "kept" else sure
         expected = tokens_l[np.arange(len(lengths)), lengths].mean()
-        speedup = expected * target(1) / seconds_l[lengths].mean()
+        speedup = expected * target(1) / (draft_l[passes] + target_l[lengths]).mean()
         if best is None or speedup > best.speedup * (1 + 1e-12):
             best = Stop(float(threshold), float(lengths.mean()), float(expected), float(speedup))
     assert best is not None

@@ -197,6 +197,18 @@ def test_the_threshold_is_the_best_of_all() -> None:
     assert stop.speedup > rate(0.0) and stop.speedup > rate(1.0)
 
 
+def test_dropping_the_unsure_token_narrows_the_pass_and_still_pays_for_its_draft() -> None:
+    survival = np.array([[0.9, 0.85, 0.8]] * 2 + [[0.1, 0.0, 0.0]] * 2)
+    sure = np.array([[0.9, 0.9, 0.9]] * 2 + [[0.3, 0.2, 0.2]] * 2)
+    drafting, target = Curve((1, 3), (0.1, 0.3)), Curve((1, 4), (1.0, 1.6))
+    stop = planner.stop_threshold(sure, survival, drafting=drafting, target=target, unsure="dropped")
+    assert stop.threshold == 0.9 and stop.mean_length == pytest.approx(1.5)
+    tokens, seconds = ((1 + 0.9 + 0.85 + 0.8) + 1) / 2, ((0.3 + 1.6) + (0.1 + 1.0)) / 2
+    assert (stop.expected_tokens, stop.speedup) == pytest.approx((tokens, tokens / seconds))
+    kept = planner.stop_threshold(sure, survival, drafting=drafting, target=target)
+    assert kept.speedup == pytest.approx((tokens + 0.05) / (seconds + 0.1)) and kept.speedup < stop.speedup
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -210,7 +222,7 @@ def test_the_threshold_is_the_best_of_all() -> None:
         (lambda: planner.tree_tokens([[0.7]], [(0, 0)]), r"path \(0, 0\) lies outside"),
         (
             lambda: planner.stop_threshold([[0.5, 0.9]], [[0.5, 0.4]], drafting=TARGET, target=TARGET),
-            "confidences must be running products",
+            "confidences must be running values",
         ),
         (lambda: planner.stop_threshold([[0.5]], [[0.5, 0.4]], drafting=TARGET, target=TARGET), "expected the same"),
     ],
