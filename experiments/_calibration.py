@@ -1,0 +1,180 @@
+"""What the planner needs, measured: acceptance on a few prompts, and what passes and drafts cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from rich.console import Console
+
+from experiments.profile_pass import Pass, in_turns
+from specjax.analysis import Candidate, Curve, Timing, chain_acceptance
+from specjax.decoding import DecodeState, Keys, Loop, Request, Weights, read_row
+from specjax.decoding.tree import TreeSpec
+from specjax.evaluation.benchmark import Settings, encode
+from specjax.evaluation.contenders import LoopContender
+from specjax.evaluation.costs import CostMeter
+from specjax.evaluation.prompts import Prompt
+from specjax.models import KVCache, Target, init_cache, merge
+
+# Parts are timed at these: batch size, and tokens in the cache.
+Place = tuple[int, int]
+
+
+def requests(prompts: Sequence[Prompt], contender: LoopContender, target: Target, settings: Settings) -> list[Request]:
+    """First turns as a contender is asked them."""
+    info, system = contender.info, settings.system_prompt
+    start = [{"role": "system", "content": system}] if system else []
+    return [
+        Request(
+            encode(target, [*start, {"role": "user", "content": prompt.turns[0]}]),
+            settings.max_new_tokens,
+            info.temperature,
+            info.top_k,
+            info.top_p,
+            id=index,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def acceptance(contender: LoopContender, asked: Sequence[Request]) -> np.ndarray:
+    """Acceptance `[D, R]` over all requests; by rank where the drafter has a static tree (`drafter.tree`), else R is 1.
+
+    The contender is prepared.
+
+    Raises:
+        ValueError: a static tree whose nodes at one depth have different numbers of children, or a dynamic one.
+    """
+    drafter: Any = contender.loop.drafter
+    spec = getattr(drafter, "tree", None)
+    if contender.info.topology != "chain" and not isinstance(spec, TreeSpec):
+        raise ValueError(
+            f"{contender.info.label!r} drafts a {contender.info.topology}: plans are for chains and static trees"
+        )
+    if contender.info.topology == "chain":
+        done = [contender.complete(request).completion for request in asked]
+        return chain_acceptance(np.sum([c.accepted for c in done], axis=0), np.sum([c.overlap for c in done], axis=0))
+    assert isinstance(spec, TreeSpec)
+    check_even(spec)
+    counts = np.zeros((spec.depth, spec.max_children + 1))
+    for request in asked:
+        counts += rank_counts(contender, spec, request)
+    reached = counts.sum(axis=1)
+    deep = int((reached > 0).cumprod().sum())
+    return counts[:deep, :-1] / reached[:deep, None]
+
+
+def check_even(spec: TreeSpec) -> None:
+    """Checks that acceptance by rank can be read off a tree: every node at a depth tries the same ranks.
+
+    Raises:
+        ValueError: it does not.
+    """
+    ranks: dict[int, set[tuple[int, ...]]] = {}
+    for node in range(-1, spec.num_nodes):
+        depth = 0 if node < 0 else spec.node_depths[node]
+        below = tuple(spec.child_ranks[child] for child, parent in enumerate(spec.parents) if parent == node)
+        ranks.setdefault(depth, set()).add(below)
+    uneven = [depth for depth, found in ranks.items() if found != {tuple(range(len(next(iter(found)))))}]
+    if uneven:
+        raise ValueError(
+            f"the nodes at depth {uneven[0]} of the calibration's tree do not all have children of the same ranks "
+            "0, 1, ...: give it a full tree, of every path of ranks below some counts"
+        )
+
+
+def rank_counts(contender: LoopContender, spec: TreeSpec, request: Request) -> np.ndarray:
+    """Counts `[D, R + 1]` of the steps whose accepted node at each depth had each rank; the last column: none had.
+
+    Decodes step by step and asks for each draft a second time, which gives the same one: choices are keyed.
+    """
+    counts = np.zeros((spec.depth, spec.max_children + 1))
+    state = contender.prefill(request)
+    while not np.asarray(state.done).all():
+        tokens = np.asarray(proposal(contender.loop, contender.weights, state))[0]
+        before = len(read_row(state, 0).tokens)
+        state = contender.run(state, jnp.int32(1))
+        emitted = read_row(state, 0).tokens[before:]
+        node = -1
+        for token in emitted:
+            children = [child for child, parent in enumerate(spec.parents) if parent == node]
+            if not children:
+                break
+            depth = spec.node_depths[children[0]] - 1
+            node = next((child for child in children if tokens[child] == token), -1)
+            counts[depth, spec.child_ranks[node] if node >= 0 else -1] += 1
+            if node < 0:
+                break
+    return counts
+
+
+@partial(jax.jit, static_argnames=("loop",))
+def proposal(loop: Loop, weights: Weights, state: DecodeState) -> jax.Array:
+    """Tokens `[B, N]` of the draft that the next step makes."""
+    with jax.default_matmul_precision(loop.precision):
+        target, keys = merge(loop.graph, weights.target), Keys(state.request, state.length)
+        own = (weights.drafter, weights.tables, target, state.cache, state.drafter, state.context, keys)
+        return loop.drafter.propose(*own)[0].tokens
+
+
+def time_parts(
+    contenders: Sequence[LoopContender],
+    asked: Request,
+    target: Target,
+    config: ml_collections.ConfigDict,
+    console: Console,
+) -> tuple[list[Timing], dict[Place, dict[str, float]]]:
+    """Seconds of target passes, and of each contender's drafts by label, at every batch size and context of the config.
+
+    All parts are timed in turns. The contenders are prepared; plain decoding is among them.
+    """
+    plain = next(c for c in contenders if c.info.is_baseline)
+    laid_out = dataclasses.replace(target, params=plain.weights.target)
+    timings, drafting = [], {}
+    for batch in config.batches:
+        for context in config.contexts:
+            cases: dict[Any, Any] = {}
+            caches: dict[Hashable, KVCache] = {0: init_cache(target.config, batch, context + max(config.tokens) + 1)}
+            for tokens in config.tokens:
+                one = Pass(laid_out, caches, 0, tokens=tokens, precision=config.precision)
+                one.valid = context
+                cases[tokens] = partial(one.seconds, config.repeat)
+            prompt = (asked.prompt * -(-context // len(asked.prompt)))[:context]
+            meter = CostMeter(
+                contenders,
+                dataclasses.replace(asked, prompt=prompt, max_new_tokens=2),
+                batch=batch,
+                repeat=config.repeat,
+            )
+            cases["drafts"] = lambda meter=meter: meter.round() or 0.0
+            found = in_turns(cases, config.rounds, console, f"batch {batch}, context {context}")
+            timings += [Timing(tokens, batch, context, found[tokens]) for tokens in config.tokens]
+            drafting[batch, context] = {c.info.label: meter.costs(c).drafting for c in contenders}
+    return timings, drafting
+
+
+def candidate(
+    row: str, members: Sequence[LoopContender], rates: np.ndarray, drafting: Mapping[str, float]
+) -> Candidate:
+    """A row of the config as the planner sees it.
+
+    Drafts between the lengths that were timed are interpolated. A single draft pass costs the same at any depth.
+
+    Args:
+        row: label in the config.
+        members: its contenders, one a draft length.
+        rates: acceptance `[D, R]` of the longest.
+        drafting: seconds by label.
+    """
+    times = {m.loop.drafter.depth: drafting[m.info.label] for m in members}
+    if all(m.info.draft_passes <= 1 for m in members):
+        times.setdefault(1, times[min(times)])
+    depths = sorted(times)
+    return Candidate(row, rates, Curve(tuple(depths), tuple(times[depth] for depth in depths)))
