@@ -17,6 +17,7 @@ CORE = [
     "ml-collections>=1.1",
     "ml-dtypes>=0.5",
     "absl-py>=2.1",
+    "pyyaml>=6.0",
     "etils[epath]>=1.12",
     "datasets>=3.0",
     "huggingface_hub>=0.30",
@@ -36,8 +37,8 @@ EXTRAS = {
     "wandb": ["wandb>=0.19"],
     "search": ["optuna>=4.0"],
     "notebooks": ["jupyterlab>=4.2", "jupytext>=1.16", "ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
-    "launch": ["etils[epath-gcs]>=1.12", "pyyaml>=6.0"],
-    "test": [TORCH, "optuna>=4.0", "pytest>=8.3", "setuptools>=77"],
+    "launch": ["etils[epath-gcs]>=1.12"],
+    "test": [TORCH, "optuna>=4.0", "pytest>=8.3", "pytest-xdist>=3.6", "setuptools>=77"],
     "dev": ["ruff>=0.14", "mypy>=1.18", "pre-commit>=4.0"],
 }
 

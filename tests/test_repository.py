@@ -123,7 +123,7 @@ def test_make_targets_that_are_named_exist(document: str) -> None:
 
 def test_commands_that_are_named_exist() -> None:
     text = "\n".join(read(document) for document in DOCUMENTS) + read("Makefile")
-    modules = set(re.findall(r"-m (experiments\.\w+)", text))
+    modules = set(re.findall(r"-m (experiments[.\w]*\w)", text))
     configs = set(re.findall(r"--config=(configs/[\w/]+\.py)", text))
     assert modules and configs
     paths = [module.replace(".", "/") + ".py" for module in modules] + sorted(configs)

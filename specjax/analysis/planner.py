@@ -77,6 +77,9 @@ class Timing:
 def target_curve(timings: Sequence[Timing], *, batch: int, context: int) -> Curve:
     """`t(T)` at one batch size and context length.
 
+    A wider pass does no less work: where it was timed as the faster one, that is noise, and it is given the time of the
+    narrower one.
+
     Raises:
         ValueError: no pass was timed there; lists where some were.
     """
@@ -84,7 +87,8 @@ def target_curve(timings: Sequence[Timing], *, batch: int, context: int) -> Curv
     if not here:
         known = sorted({(t.batch, t.context) for t in timings})
         raise ValueError(f"no target pass was timed at batch {batch}, context {context}; there are {known}")
-    return Curve(tuple(tokens for tokens, _ in here), tuple(seconds for _, seconds in here))
+    seconds = np.maximum.accumulate([seconds for _, seconds in here])
+    return Curve(tuple(tokens for tokens, _ in here), tuple(seconds.tolist()))
 
 
 # --- Trees ---------------------------------------------------------------------------------------------

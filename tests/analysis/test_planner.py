@@ -140,6 +140,12 @@ def test_speculation_ends_where_the_batch_makes_it_slower() -> None:
         planner.target_curve(timings, batch=2, context=128)
 
 
+def test_noise_makes_no_wider_pass_cheaper() -> None:
+    timings = [Timing(tokens, 1, 64, seconds) for tokens, seconds in ((4, 0.9), (1, 1.0), (8, 1.2))]
+    curve = planner.target_curve(timings, batch=1, context=64)
+    assert (curve.counts, curve.seconds) == ((1, 4, 8), (1.0, 1.0, 1.2))
+
+
 def test_a_bad_drafter_gives_plain_decoding() -> None:
     bad, good = chain_candidate(0.2, 0.4), chain_candidate(0.7, 0.05)
     made = planner.plan([bad], TARGET)

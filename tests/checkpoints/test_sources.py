@@ -338,7 +338,13 @@ def test_loading_needs_no_torch(directory: Path) -> None:
     edit(directory, lambda tensors: tensors.update({k: v.to(torch.bfloat16) for k, v in tensors.items()}))
     program = f"""
 import sys
-sys.modules["torch"] = None
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'")
+
+sys.meta_path.insert(0, NoTorch())
 from specjax.checkpoints import load_target
 target = load_target({str(directory)!r}, dtype="bfloat16")
 print(target.params["embed"]["embedding"].dtype, target.tokenizer.apply_chat([dict(role="user", content="hi")])[:1])

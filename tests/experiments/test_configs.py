@@ -13,6 +13,7 @@ ARGUMENTS = {
     "self_drafting": ("", "quick", "spec_bench", "spec_bench,quick"),
     "equality": ("", "quick"),
     "profile_pass": ("", "quick"),
+    "plan": ("", "smollm2", "quick", "sweep"),
 }
 
 

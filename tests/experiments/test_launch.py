@@ -121,7 +121,7 @@ def test_a_job_set_of_gpus_is_told_where_to_meet(capsys):
         (slurm, [*SLURM, "--nodes=0"], "nodes=0"),
         (slurm, [*SLURM, "--time=soon"], "time 'soon'"),
         (tpu_vm, [*TPU, "--type=v99-8"], "type 'v99-8'"),
-        (tpu_vm, [*TPU, "--command=python x.py --workdir=/tmp/x"], "workdir is '/tmp/x'"),
+        (tpu_vm, [*TPU, "--command=python x.py --workdir=runs/x"], "workdir is 'runs/x'"),
         (jobset, [*JOBSET, "--accelerator=tpu-v5-lite-podslice"], "needs --topology"),
         (jobset, [*JOBSET, *ON_TPU, "--hosts=0"], "hosts=0"),
         (jobset, [*JOBSET, *ON_TPU, "--command=python x.py"], "workdir is None"),
