@@ -1,0 +1,130 @@
+"""Pretrains a small target from scratch: python -m experiments.pretrain --config=configs/mtp.py:small,heads=4
+
+The corpus is Python's standard library and the prose of SPECJAX_DATA; the tokenizer is trained on it first. The same
+command resumes; SIGTERM saves and ends. At the end the best checkpoint is in `target/`, a model directory for
+`load_target`, and with two or more heads in `drafter/`, for drafter `mtp`; `prompts.jsonl` has beginnings of held-out
+texts to measure on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import jax
+import ml_collections
+import numpy as np
+from absl import logging
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from experiments import _main
+from specjax import build
+from specjax.checkpoints import drafters
+from specjax.checkpoints.directory import save_target
+from specjax.models import ModelConfig, RopeConfig, Target, graph, init_decoder
+from specjax.models.target import config_hash
+from specjax.training import OptimizerConfig, Trainer, TrainerConfig, corpus
+from specjax.training.objectives.mtp_pretrain import MultiTokenPretraining
+
+
+def main(config: ml_collections.ConfigDict) -> None:
+    """Makes the corpus and the model, trains, saves."""
+    logging.set_verbosity(logging.WARNING)
+    ending: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
+    target, rows = prepare(config, Path(os.environ.get("SPECJAX_DATA", "../shared/data")))
+    trainer = Trainer(
+        target=target,
+        objective=MultiTokenPretraining(target.config, **config.objective.to_dict()),
+        tables={},
+        optimizer=OptimizerConfig(**config.optimizer.to_dict()),
+        config=TrainerConfig(**config.train.to_dict()),
+        train=rows.train,
+        held_out=rows.held_out,
+    )
+    size = sum(np.prod(x.shape) for x in jax.tree.leaves(target.params))
+    print(f"{size / 1e6:.2f} M parameters, {int((rows.train.text.segments > 0).sum()) / 1e6:.2f} M tokens")
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    with Progress(*columns) as progress:
+        task = progress.add_task("pretraining", total=trainer.config.steps)
+
+        def report(step: int, values: dict[str, float]) -> None:
+            progress.update(task, completed=step)
+            line = "  ".join(f"{key.removeprefix('train/')} {value:.4g}" for key, value in values.items())
+            progress.console.print(f"step {step}  {line}")
+
+        trainer.run(_main.workdir(), config.to_dict(), report=report, stop=lambda: bool(ending))
+    export(config, target, trainer)
+    write_prompts(target, rows.openings)
+    print(f"{'interrupted, saved' if ending else 'done'}: {_main.workdir()}")
+
+
+def prepare(config: ml_collections.ConfigDict, data_dir: Path) -> tuple[Target, corpus.Corpus]:
+    """Texts, tokenizer, packed rows, and a model that knows nothing yet."""
+    data = config.data
+    texts = [*corpus.standard_library(data.code_characters), *corpus.text_files(data_dir / data.prose)]
+    tokenizer = corpus.train_tokenizer(texts, config.model.vocab_size)
+    documents = {
+        kind: corpus.pieces([t for t in texts if t.kind == kind], tokenizer, data.row_length)
+        for kind in ("code", "prose")
+    }
+    rows = corpus.split_corpus(documents, data.row_length, data.held_out_rows, data.max_tokens)
+    shapes = model_config(config.model)
+    target = Target(
+        config=shapes,
+        graph=graph(shapes)[0],
+        params=init_decoder(shapes, jax.random.key(config.train.seed)),
+        tokenizer=tokenizer,
+        name="pretrained",
+        config_hash=config_hash(shapes),
+        eos_ids=tokenizer.eos_ids,
+        context=shapes.max_position,
+    )
+    return target, rows
+
+
+def model_config(model: ml_collections.ConfigDict) -> ModelConfig:
+    """A Llama with a tied vocabulary."""
+    head_dim = model.hidden_size // model.num_heads
+    return ModelConfig(
+        family="llama",
+        **model.to_dict(),
+        head_size=model.vocab_size,
+        head_dim=head_dim,
+        norm_eps=1e-5,
+        query_scale=head_dim**-0.5,
+        windows=(None,) * model.num_layers,
+        ropes=(RopeConfig(),) * model.num_layers,
+        tie_embeddings=True,
+    )
+
+
+def export(config: ml_collections.ConfigDict, target: Target, trainer: Trainer) -> None:
+    """Writes the best checkpoint's target, and its further heads as a drafter."""
+    step, metrics, params = build.best_params(_main.workdir())
+    trained = dataclasses.replace(target, params=params["target"])
+    directory = _main.workdir() / "target"
+    if directory.exists():
+        directory.rmtree()  # of an earlier end of this run
+    save_target(trained, directory)
+    if config.objective.heads > 1:
+        info = {"step": step, "rows": trainer.train.rows, "held_out": metrics, "training": config.to_dict()}
+        saved = trainer.objective.export(params, {}, info)
+        drafters.save_drafter(_main.workdir() / "drafter", saved, trained)
+
+
+def write_prompts(target: Target, openings: dict[str, list[list[int]]], count: int = 16) -> None:
+    """The first `count` openings of each kind, as a prompt file for experiments.benchmark."""
+    lines = [
+        json.dumps({"id": f"{kind}-{i}", "category": kind, "turns": [target.tokenizer.decode(ids)]})
+        for kind, own in openings.items()
+        for i, ids in enumerate(own[:count])
+    ]
+    (_main.workdir() / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    _main.run(main, config="configs/mtp.py", workdir="runs/mtp")
