@@ -34,7 +34,7 @@ from specjax.models.attention import causal_view
 from specjax.models.published import published_config
 from specjax.models.target import config_hash
 from specjax.parallel import AXES, Placement, batch_shardings, param_shardings, replicated, state_shardings
-from specjax.parallel.topology import GIB, chip, slice_mesh, with_shardings
+from specjax.parallel.slices import GIB, chip, slice_mesh, with_shardings
 from specjax.training import OptimizerConfig, Trainer, TrainerConfig
 from specjax.training.data import Batch
 from specjax.training.objectives.registry import OBJECTIVES

@@ -14,7 +14,7 @@ import pytest
 
 from specjax.evaluation.compiled import collectives, describe_program, whole_copies
 from specjax.models.published import published_config
-from specjax.parallel.topology import chip
+from specjax.parallel.slices import chip
 
 PROGRAM = """HloModule m
 
