@@ -82,7 +82,7 @@ def _join() -> None:
     if f.require_platform is not None:
         parallel.require_platform(f.require_platform)
     if process.count > 1 or jax.default_backend() != "cpu":
-        print(f"process {process.index} of {process.count}: {parallel.slices()}", file=sys.stderr)
+        print(f"process {process.index} of {process.count}: {parallel.topology()}", file=sys.stderr)
 
 
 def console() -> Console:
