@@ -9,26 +9,12 @@ The head also drafts trees (`eagle2`). The argument is the target: an alias (`sm
 
 from ml_collections import config_dict
 
+from configs import distill
+
 
 def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
     """The config of one run."""
-    config = config_dict.ConfigDict()
-    config.target = {"source": arg, "dtype": "float32"}
-    # Text paths are relative to SPECJAX_DATA, stores to the working directory.
-    config.data = {
-        "text": "target_text/smollm2-135m-instruct.train.jsonl.gz",
-        "store": "runs/hidden/smollm2/train",
-        "held_out": {"greedy": "runs/hidden/smollm2/greedy", "sampled": "runs/hidden/smollm2/sampled"},
-        "max_shards": 0,  # of the training store; 0 for all that are finished
-        # Online, the target runs on the text in every step (accelerators), and no store is read. `taps` are the layer
-        # inputs that the objective reads besides the final hidden state.
-        "online": False,
-        "taps": (),
-        "temperature": -1.0,
-        "row_length": 512,
-        "held_out_text": "target_text/smollm2-135m-instruct.validation.jsonl.gz",
-        "held_out_rows": 16,  # of each held-out set
-    }
+    config = distill.get_config(arg)
     config.objective = {
         "name": "eagle",
         "intermediate_size": 768,
@@ -39,28 +25,7 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "law_weight": 0.1,
         "noise": 0.2,
     }
-    config.optimizer = {
-        "learning_rate": 1e-3,
-        "schedule": "cosine",
-        "steps": 3000,
-        "warmup": 100,
-        "b1": 0.9,
-        "b2": 0.95,
-        "weight_decay": 0.01,
-        "clip": 0.5,
-    }
-    config.train = {
-        "steps": 3000,
-        "batch": 4,
-        "seed": 0,
-        "log_every": 10,
-        "eval_every": 200,
-        "best": "greedy/match",
-        "precision": "float32",
-        "accumulate": 1,
-        "ema": 0.0,
-    }
-    # Devices: -1 takes those that the other axes leave. Presets say how each parameter tree is split.
-    config.mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "dp", "drafter": "dp"}
-    config.init_from = ""  # a run directory whose best parameters to start from
+    config.optimizer.update({"warmup": 100, "b1": 0.9, "b2": 0.95, "clip": 0.5})
+    config.optimizer.steps = config.train.steps = 3000
+    config.train.eval_every = 200
     return config
