@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax
 import pytest
 
 from experiments import benchmark
@@ -32,6 +33,7 @@ def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from experiments import _main
 
     folder = tmp_path_factory.mktemp("benchmark") / "run"
+    jax.clear_caches()  # programs of other tests would not be compiled, and counted, again
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_main, "workdir", lambda: epath.Path(folder))
         benchmark.main(tiny_config(tiny))
