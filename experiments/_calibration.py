@@ -17,8 +17,9 @@ from experiments.profile_pass import Pass, in_turns
 from specjax.analysis import Candidate, Curve, Timing, chain_acceptance
 from specjax.decoding import DecodeState, Keys, Loop, Request, Weights, read_row
 from specjax.decoding.tree import TreeSpec
-from specjax.evaluation.benchmark import Settings, encode
+from specjax.evaluation.benchmark import Settings
 from specjax.evaluation.contenders import LoopContender
+from specjax.evaluation.conversations import encode, opening
 from specjax.evaluation.costs import CostMeter
 from specjax.evaluation.prompts import Prompt
 from specjax.models import KVCache, Target, init_cache, merge
@@ -29,11 +30,10 @@ Place = tuple[int, int]
 
 def requests(prompts: Sequence[Prompt], contender: LoopContender, target: Target, settings: Settings) -> list[Request]:
     """First turns as a contender is asked them."""
-    info, system = contender.info, settings.system_prompt
-    start = [{"role": "system", "content": system}] if system else []
+    info, start = contender.info, opening(settings)
     return [
         Request(
-            encode(target, [*start, {"role": "user", "content": prompt.turns[0]}]),
+            encode(target, [*start, {"role": "user", "content": prompt.turns[0]}], settings.template),
             settings.max_new_tokens,
             info.temperature,
             info.top_k,

@@ -63,11 +63,9 @@ def main(config: ml_collections.ConfigDict) -> None:
     }
     meta = results.describe(config.to_dict(), precision) | {
         "definitions": DEFINITIONS,
+        "skipped_prompts": list(measured.skipped_prompts),
         "programs": {i.label: list(p.programs) for i, p in zip(measured.infos, measured.preparations, strict=True)},
-        "best": [
-            {k: row[k] for k in ("label", "method", "temperature", "num_nodes", "speedup")}
-            for row in results.best_rows(rows)
-        ],
+        "best": [{k: row[k] for k in BEST} for row in results.best_rows(rows)],
     }
     write(workdir, meta, rows, texts, coloured)
     console.print(tables.headline_table(rows))
@@ -75,6 +73,8 @@ def main(config: ml_collections.ConfigDict) -> None:
         console.print(tables.category_table(rows))
     for line in tables.findings(rows):
         console.print(line, highlight=False)
+    if measured.skipped_prompts:
+        console.print(f"{len(measured.skipped_prompts)} prompts beyond the context were skipped", style="yellow")
     console.print(f"results, plot and report: {workdir}", highlight=False)
 
 

@@ -19,8 +19,8 @@ from specjax import build
 from specjax.analysis import Divergence, GreedyComparison
 from specjax.decoding import Completion, Request, check_requests
 from specjax.evaluation import results
-from specjax.evaluation.benchmark import encode
 from specjax.evaluation.contenders import LoopContender
+from specjax.evaluation.conversations import encode
 from specjax.evaluation.prompts import Prompt
 from specjax.evaluation.teacher import Teacher, rounding_bound
 

@@ -34,7 +34,7 @@ from specjax.decoding import (
     read_row,
     request_sampling,
 )
-from specjax.evaluation.benchmark import encode
+from specjax.evaluation.conversations import encode
 from specjax.models import Target
 
 flags.DEFINE_string("prompt", None, "the user's turn; standard input where it is not given")

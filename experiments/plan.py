@@ -26,8 +26,9 @@ from experiments._prompts import prompts_from_config
 from specjax import build
 from specjax.analysis import Candidate, Curve, Plan, Timing, plan, predict, target_curve
 from specjax.evaluation import results, tables
-from specjax.evaluation.benchmark import Settings, buffer_for, measure
+from specjax.evaluation.benchmark import Settings, measure
 from specjax.evaluation.contenders import LoopContender
+from specjax.evaluation.conversations import buffer_for, fitting
 from specjax.evaluation.lineup import Lineup
 from specjax.evaluation.prompts import Prompt
 from specjax.evaluation.rows import DEFINITIONS, summarise
@@ -52,6 +53,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     for label in lineup.left_out:
         console.print(f"row {label!r} is left out: set --config.rows.{label}.source to plan with it", style="yellow")
     target = build.target_from_config(config.target)
+    calibration, held_out = (fitting(target, part, settings)[0] for part in (calibration, held_out))
     results.write_json(workdir / "config.json", config.to_dict())
 
     found = calibrate(lineup, calibration, target, settings, config, console)

@@ -29,7 +29,7 @@ from specjax.analysis import speedup_predicted
 from specjax.decoding import Completion, Request, check_requests, generate, make_sampling
 from specjax.drafting.layer_skip import check_skip
 from specjax.evaluation import results
-from specjax.evaluation.benchmark import encode
+from specjax.evaluation.conversations import encode
 from specjax.models import Decoder, KVCache, Target, View, causal_view, init_cache, merge, pack
 
 SCHEMA = "specjax.search_skip/1"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
-from specjax.decoding import Completion, Request, check_requests
-from specjax.decoding.generate import BUCKET
+from specjax.decoding import Completion, Request
 from specjax.evaluation.compilations import compilations
 from specjax.evaluation.contenders import Contender, Info, LoopContender, Preparation, Timed
+from specjax.evaluation.conversations import Asking, Conversation, buffer_for, fitting
 from specjax.evaluation.costs import CostMeter, Costs
 from specjax.evaluation.prompts import Prompt
 from specjax.models import Target
@@ -25,21 +25,17 @@ Progress = Callable[[str, int, int], None]
 COST_ROUNDS = 12
 # Functions of the loop that may not be compiled while a contender is timed.
 PROGRAMS = ("prefill", "_prefill", "run", "step")
-# Tokens that a chat template may put around a turn, beyond those counted.
-TURN_SLACK = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How to measure.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(Asking):
+    """How to measure, beside how prompts are put to the model (`Asking`).
 
     Attributes:
-        max_new_tokens: budget of every answer.
         repeats: timed completions of each prompt by each contender; medians are reported.
         batch: rows that run together. At 1 every prompt is timed on its own; above, all prompts go through
             slot refill and are timed together.
         seed: with a prompt's index, fixes every random choice.
-        system_prompt: the conversation's first message; None leaves it to the chat template.
         loop_threshold: prompts whose baseline text has a distinct-bigram ratio below this loop; headline rows are
             given with and without them.
         precision: of matrix products, `float32` or `default`.
@@ -48,16 +44,15 @@ class Settings:
         ValueError: a value is out of range.
     """
 
-    max_new_tokens: int
     repeats: int = 3
     batch: int = 1
     seed: int = 0
-    system_prompt: str | None = None
     loop_threshold: float = 0.4
     precision: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "repeats", "batch"):
+        super().__post_init__()
+        for name in ("repeats", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; expected at least 1")
         if not 0 <= self.loop_threshold <= 1:
@@ -87,7 +82,7 @@ class Measured:
     """Everything that was measured.
 
     Attributes:
-        prompts: in order.
+        prompts: in order, without those that were skipped.
         infos: of the contenders, in order.
         preparations: of the contenders.
         turns: answers by (contender, prompt).
@@ -95,6 +90,7 @@ class Measured:
         costs: by contender; peers have none.
         skipped_turns: later turns that no longer fitted the context or the buffer, by contender.
         repeatable: whether every repeat gave the same tokens, by contender.
+        skipped_prompts: ids of those beyond the context; always empty with `long_prompts="error"`.
     """
 
     prompts: tuple[Prompt, ...]
@@ -105,63 +101,7 @@ class Measured:
     costs: list[Costs | None]
     skipped_turns: list[int]
     repeatable: list[bool]
-
-
-def encode(target: Target, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-    """Ids of a conversation that the model is to go on with; plain text where it has no chat template."""
-    if target.tokenizer.chat_template is None:
-        return tuple(target.tokenizer.encode("\n".join(m["content"] for m in messages)))
-    return tuple(target.tokenizer.apply_chat(messages))
-
-
-class Conversation:
-    """One prompt's turns, each continued with the model's own answers."""
-
-    def __init__(self, target: Target, prompt: Prompt, index: int, info: Info, settings: Settings):
-        """Starts before the first turn."""
-        self._target, self._index, self._info, self._settings = target, index, info, settings
-        self._left = list(prompt.turns)
-        self._messages = [{"role": "system", "content": settings.system_prompt}] if settings.system_prompt else []
-
-    def next_request(self) -> Request | None:
-        """The next turn, or None when there is none left."""
-        if not self._left:
-            return None
-        self._messages.append({"role": "user", "content": self._left.pop(0)})
-        info = self._info
-        return Request(
-            encode(self._target, self._messages),
-            self._settings.max_new_tokens,
-            info.temperature,
-            info.top_k,
-            info.top_p,
-            id=self._index,
-        )
-
-    def answer(self, completion: Completion) -> None:
-        """Takes in the answer to the last request."""
-        kept = [t for t in completion.tokens if t not in self._target.eos_ids]
-        self._messages.append({"role": "assistant", "content": self._target.tokenizer.decode(kept)})
-
-
-def buffer_for(target: Target, prompts: Sequence[Prompt], settings: Settings, margin: int) -> int:
-    """One token buffer for a whole run: the longest conversation with full answers, and `margin` tokens behind it.
-
-    Raises:
-        ValueError: a first turn does not fit the context; see `check_requests`.
-    """
-    info = Info("", "", "")
-    first = [Conversation(target, p, i, info, settings).next_request() for i, p in enumerate(prompts)]
-    check_requests([r for r in first if r is not None], target.context, target.config.vocab_size)
-    longest = 0
-    for prompt in prompts:
-        messages = [{"role": "system", "content": settings.system_prompt}] if settings.system_prompt else []
-        for turn in prompt.turns[:-1]:
-            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": "."}]
-        messages.append({"role": "user", "content": prompt.turns[-1]})
-        extra = len(prompt.turns) * settings.max_new_tokens + (len(prompt.turns) - 1) * TURN_SLACK
-        longest = max(longest, min(len(encode(target, messages)) + extra, target.context))
-    return -(-(longest + margin) // BUCKET) * BUCKET
+    skipped_prompts: tuple[str, ...] = ()
 
 
 def measure(
@@ -181,15 +121,18 @@ def measure(
         progress: is told what is being done.
 
     Raises:
-        ValueError: no prompts, equal labels, no baseline, or a prompt that does not fit the context.
+        ValueError: no prompts, equal labels, no baseline, or a prompt that does not fit the context (unless such are
+            skipped, and then a category of which none is left).
         RuntimeError: a contender compiled a program while it was timed.
         FloatingPointError: NaN logits.
     """
     _check(contenders, prompts)
+    kept, skipped = fitting(target, prompts, settings)
     loops = [c for c in contenders if isinstance(c, LoopContender)]
     margin = max(max(c.loop.drafter.depth + 1, c.loop.chunk) for c in loops)
-    run = _Run(contenders, tuple(prompts), target, settings, margin, progress)
-    return run.one_by_one() if settings.batch == 1 else run.batched()
+    run = _Run(contenders, kept, target, settings, margin, progress)
+    measured = run.one_by_one() if settings.batch == 1 else run.batched()
+    return dataclasses.replace(measured, skipped_prompts=skipped)
 
 
 def _check(contenders: Sequence[Contender], prompts: Sequence[Prompt]) -> None:
@@ -393,12 +336,4 @@ def _refuse_compilations(contender: Contender, names: Sequence[str]) -> None:
         )
 
 
-__all__ = [
-    "Conversation",
-    "Measured",
-    "Settings",
-    "Turn",
-    "buffer_for",
-    "encode",
-    "measure",
-]
+__all__ = ["Measured", "Settings", "Turn", "measure"]

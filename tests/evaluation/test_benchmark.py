@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from specjax.decoding import Completion, Request
-from specjax.evaluation.benchmark import Conversation, Settings, buffer_for, encode, measure
+from specjax.evaluation.benchmark import Settings, measure
 from specjax.evaluation.contenders import Info, LoopContender, Preparation, Timed
+from specjax.evaluation.conversations import Conversation, buffer_for, encode, fitting
 from specjax.evaluation.prompts import Prompt
 from specjax.models import Target
 
@@ -147,6 +148,8 @@ def test_the_buffer_holds_the_longest_conversation(target: Target) -> None:
         ({"max_new_tokens": 4, "repeats": 0}, "repeats=0; expected at least 1"),
         ({"max_new_tokens": 4, "batch": -1}, "batch=-1; expected at least 1"),
         ({"max_new_tokens": 4, "loop_threshold": 2.0}, "loop_threshold=2.0; expected a ratio"),
+        ({"max_new_tokens": 4, "template": "vicuna"}, "template='vicuna'; expected one of chat, plain"),
+        ({"max_new_tokens": 4, "long_prompts": "cut"}, "long_prompts='cut'; expected one of error, skip"),
     ],
 )
 def test_settings_out_of_range(wrong: dict, says: str) -> None:
@@ -165,5 +168,20 @@ def test_contenders_that_cannot_be_compared(trio: list[LoopContender], target: T
 
 def test_a_prompt_beyond_the_context_stops_before_anything_compiles(trio: list[LoopContender], target: Target) -> None:
     long = Prompt("long", "writing", ("word " * target.context,))
-    with pytest.raises(ValueError, match=f"prompt 1 has .* tokens, but the model's context is {target.context}"):
+    with pytest.raises(ValueError, match=f"prompt 'long' has .* tokens, but the model's context is {target.context}"):
         measure(trio, (PROMPTS[0], long), target, SETTINGS)
+
+
+def test_prompts_beyond_the_context_are_skipped_and_named_on_request(target: Target) -> None:
+    short, long = Prompt("short", "writing", ("Hi.",)), Prompt("long", "writing", ("word " * target.context,))
+    skipping = Settings(max_new_tokens=4, long_prompts="skip")
+    assert fitting(target, (short, long, PROMPTS[1]), skipping) == ((short, PROMPTS[1]), ("long",))
+    alone = Prompt("book", "novels", ("word " * target.context,))
+    with pytest.raises(ValueError, match="no prompt of category .novels. fits the model.s context of"):
+        fitting(target, (short, alone), skipping)
+
+
+def test_a_plain_template_has_only_the_text(target: Target) -> None:
+    settings = Settings(max_new_tokens=4, template="plain", system_prompt="Be brief.")
+    request = Conversation(target, PROMPTS[0], 0, Info("x", "x", "greedy"), settings).next_request()
+    assert request is not None and target.tokenizer.decode(request.prompt) == "Be brief.\nSay hello."

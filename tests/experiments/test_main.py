@@ -73,7 +73,7 @@ def test_benchmark_refuses(tiny: Path, tmp_path: Path, monkeypatch: pytest.Monke
         ([run, "--config.prompts=spec_bench:$SPECJAX_DATA/q.jsonl"], "SPECJAX_DATA"),
         ([f"--workdir={tmp_path}/file/run"], "cannot be written"),
         ([run, "--config.target.source=smollm"], "no such model: 'smollm'; did you mean 'smollm2'?"),
-        ([run, model, plain, f"--config.prompts={long}"], "prompt 0 has 10"),
+        ([run, model, plain, f"--config.prompts={long}"], "prompt 'a' has 10"),
         ([run, model, "--config.only=drft"], "only names 'drft'"),
         ([run, model], "smollm2-135m-distilled"),  # a draft for another target
         ([run, model, f"--config.rows.draft.source={tmp_path}/nowhere"], "no such model"),

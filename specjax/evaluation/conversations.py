@@ -1,0 +1,138 @@
+"""How prompts are put to the model: template, turns, what fits its context."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from specjax.decoding import Completion, Request, check_requests
+from specjax.decoding.generate import BUCKET
+from specjax.evaluation.contenders import Info
+from specjax.evaluation.prompts import Prompt
+from specjax.models import Target
+
+TEMPLATES = ("chat", "plain")
+LONG_PROMPTS = ("error", "skip")
+# Tokens that a chat template may put around a turn, beyond those counted.
+TURN_SLACK = 16
+
+Message = dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asking:
+    """How prompts are put to the model.
+
+    Attributes:
+        max_new_tokens: budget of every answer.
+        system_prompt: the conversation's first message; None leaves it to the chat template.
+        template: `chat`, the target's own; or `plain`, the messages' text alone, line by line, which is not how a chat
+            model was trained.
+        long_prompts: what to do with a prompt whose first turn does not fit the context: `error`, or `skip` it.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    max_new_tokens: int
+    system_prompt: str | None = None
+    template: str = "chat"
+    long_prompts: str = "error"
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={self.max_new_tokens}; expected at least 1")
+        for name, known in (("template", TEMPLATES), ("long_prompts", LONG_PROMPTS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r}; expected one of {', '.join(known)}")
+
+
+def encode(target: Target, messages: Sequence[Message], template: str = "chat") -> tuple[int, ...]:
+    """Ids of a conversation that the model is to go on with; plain text where it has no chat template."""
+    if template == "plain" or target.tokenizer.chat_template is None:
+        return tuple(target.tokenizer.encode("\n".join(m["content"] for m in messages)))
+    return tuple(target.tokenizer.apply_chat(messages))
+
+
+def opening(asking: Asking) -> list[Message]:
+    """What stands before the first turn."""
+    return [{"role": "system", "content": asking.system_prompt}] if asking.system_prompt else []
+
+
+class Conversation:
+    """One prompt's turns, each continued with the model's own answers."""
+
+    def __init__(self, target: Target, prompt: Prompt, index: int, info: Info, asking: Asking):
+        """Starts before the first turn."""
+        self._target, self._index, self._info, self._asking = target, index, info, asking
+        self._left = list(prompt.turns)
+        self._messages = opening(asking)
+
+    def next_request(self) -> Request | None:
+        """The next turn, or None when there is none left."""
+        if not self._left:
+            return None
+        self._messages.append({"role": "user", "content": self._left.pop(0)})
+        info = self._info
+        return Request(
+            encode(self._target, self._messages, self._asking.template),
+            self._asking.max_new_tokens,
+            info.temperature,
+            info.top_k,
+            info.top_p,
+            id=self._index,
+        )
+
+    def answer(self, completion: Completion) -> None:
+        """Takes in the answer to the last request."""
+        kept = [t for t in completion.tokens if t not in self._target.eos_ids]
+        self._messages.append({"role": "assistant", "content": self._target.tokenizer.decode(kept)})
+
+
+def fitting(target: Target, prompts: Sequence[Prompt], asking: Asking) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    """The prompts whose first turn leaves room for a token in the target's context, and the ids of the others.
+
+    Raises:
+        ValueError: one does not fit and `long_prompts` is `error`, or no prompt of a category fits.
+    """
+    lengths = [len(_first_request(target, prompt, index, asking).prompt) for index, prompt in enumerate(prompts)]
+    fits = [length < target.context for length in lengths]
+    if asking.long_prompts == "error" and not all(fits):
+        index = fits.index(False)
+        raise ValueError(
+            f"prompt {prompts[index].id!r} has {lengths[index]} tokens, but the model's context is {target.context}; "
+            "shorten it, or set long_prompts='skip' to leave such prompts out and count them"
+        )
+    kept = tuple(prompt for prompt, fit in zip(prompts, fits, strict=True) if fit)
+    empty = sorted({prompt.category for prompt in prompts} - {prompt.category for prompt in kept})
+    if empty:
+        raise ValueError(
+            f"no prompt of category {empty[0]!r} fits the model's context of {target.context} tokens: all of it would "
+            "be skipped; leave the category out, or take a target with a longer context"
+        )
+    return kept, tuple(prompt.id for prompt, fit in zip(prompts, fits, strict=True) if not fit)
+
+
+def buffer_for(target: Target, prompts: Sequence[Prompt], asking: Asking, margin: int) -> int:
+    """One token buffer for a whole run: the longest conversation with full answers, and `margin` tokens behind it.
+
+    Raises:
+        ValueError: a first turn does not fit the context; see `check_requests`.
+    """
+    first = [_first_request(target, prompt, index, asking) for index, prompt in enumerate(prompts)]
+    check_requests(first, target.context, target.config.vocab_size)
+    longest = 0
+    for prompt in prompts:
+        messages = opening(asking)
+        for turn in prompt.turns[:-1]:
+            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": "."}]
+        messages.append({"role": "user", "content": prompt.turns[-1]})
+        extra = len(prompt.turns) * asking.max_new_tokens + (len(prompt.turns) - 1) * TURN_SLACK
+        longest = max(longest, min(len(encode(target, messages, asking.template)) + extra, target.context))
+    return -(-(longest + margin) // BUCKET) * BUCKET
+
+
+def _first_request(target: Target, prompt: Prompt, index: int, asking: Asking) -> Request:
+    request = Conversation(target, prompt, index, Info("", "", ""), asking).next_request()
+    assert request is not None
+    return request
