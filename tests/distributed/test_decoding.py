@@ -74,14 +74,14 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh_name", "name", "temperature"),
     [
-        ("dp", "autoregressive", 0.4),
         ("dp", "prompt_lookup", 0.0),
         ("dp", "draft_model", 0.4),
-        ("tp", "autoregressive", 0.0),
         ("tp", "prompt_lookup", 0.4),
         ("tp", "draft_model", 0.0),
         ("fsdp_tp", "autoregressive", 0.0),
         pytest.param("dp", "autoregressive", 0.0, marks=SLOW),
+        pytest.param("dp", "autoregressive", 0.4, marks=SLOW),
+        pytest.param("tp", "autoregressive", 0.0, marks=SLOW),
         pytest.param("dp", "prompt_lookup", 0.4, marks=SLOW),
         pytest.param("dp", "draft_model", 0.0, marks=SLOW),
         pytest.param("tp", "autoregressive", 0.4, marks=SLOW),

@@ -16,7 +16,7 @@ from specjax.training.data import TextRows, lay_out, pack
 from specjax.training.objectives import LanguageModel
 from tests.training import common
 
-MESHES = {"dp": (8, 1, 1), "fsdp": (1, 8, 1), "fsdp_tp": (2, 2, 2)}
+MESHES = {"dp": (8, 1, 1), "fsdp": (1, 8, 1), "tp": (4, 1, 2), "fsdp_tp": (2, 2, 2)}
 CONFIG = {"what": "a test"}
 
 
@@ -60,7 +60,9 @@ def one_device(tmp_path_factory):
     return losses(directory), jax.tree.map(np.asarray, state.params)
 
 
-@pytest.mark.parametrize("preset", MESHES)
+@pytest.mark.parametrize(
+    "preset", ["dp", "fsdp_tp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "tp"))]
+)
 def test_losses_of_one_device(preset, one_device, tmp_path):
     state = trainer(preset).run(tmp_path, CONFIG)
     expected, end = one_device

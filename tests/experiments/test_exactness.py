@@ -46,6 +46,7 @@ def test_a_fault_that_is_missed_is_an_error(in_workdir: Path, monkeypatch: pytes
     assert json.loads((in_workdir / "certificates.json").read_text())["rows"][0]["verdict"] == "missed"
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own(tiny: Path, in_workdir: Path) -> None:
     options = {"greedy_prompts": 2, "contexts": 1, "max_new_tokens": 8, "rows": 1024, "temperature": 0.4}
     exactness.main(build.load_config("configs/exactness.py", f"{tiny}/target", options))

@@ -9,6 +9,7 @@ from experiments import profile_rules
 from specjax import build
 
 
+@pytest.mark.slow
 def test_every_rule_and_processor_is_timed(in_workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {"target.source": "", "vocabularies": (64,), "step_ms": (2.0,), "rules": ("recursive", "block")}
     config = build.load_config("configs/profile_rules.py", "quick", options)

@@ -49,6 +49,7 @@ def test_agreement_is_that_of_the_first_drafted_token():
     assert agreement.rate((1,)) == pytest.approx(hits.mean())
 
 
+@pytest.mark.slow
 def test_it_searches_and_reports(tmp_path: Path, in_workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target(layers=4, width=16)
     monkeypatch.setattr(build, "target_from_config", lambda config: target)
