@@ -25,6 +25,7 @@ from specjax.models import ModelConfig, graph
 from specjax.models.eagle import Eagle3Config, EagleConfig, feature_graph
 from specjax.models.medusa import HeadsConfig, HydraConfig, MedusaConfig, heads_graph
 from specjax.models.mtp import MtpConfig, mtp_graph
+from specjax.models.redrafter import RedrafterConfig, redrafter_graph
 from specjax.models.target import Target
 
 KIND, FORMAT = "specjax_drafter", 1
@@ -83,6 +84,7 @@ NETWORKS: dict[str, Network] = {
     "hydra": Network(HydraConfig, lambda config: heads_graph(config)[1], _calibration),
     "medusa": Network(MedusaConfig, lambda config: heads_graph(config)[1], _calibration),
     "mtp": Network(MtpConfig, lambda config: mtp_graph(config)[1]),
+    "redrafter": Network(RedrafterConfig, lambda config: redrafter_graph(config)[1]),
 }
 
 

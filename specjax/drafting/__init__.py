@@ -13,6 +13,7 @@ from specjax.drafting.lookahead import Lookahead
 from specjax.drafting.medusa import Medusa
 from specjax.drafting.prompt_lookup import PromptLookup
 from specjax.drafting.recycling import Recycling
+from specjax.drafting.redrafter import RecurrentDrafter
 from specjax.drafting.retrieval import Retrieval
 from specjax.drafting.suffix import Suffix
 
@@ -29,6 +30,7 @@ __all__ = [
     "Lookahead",
     "Medusa",
     "PromptLookup",
+    "RecurrentDrafter",
     "Recycling",
     "Retrieval",
     "Suffix",

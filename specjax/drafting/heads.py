@@ -26,59 +26,13 @@ class HeadsState:
     hidden: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class HeadsDrafter:
-    """All of a drafter with heads but the proposal.
-
-    A node at depth i + 1 takes one of the likeliest tokens of head i: a choice, so that nothing about how it was found
-    matters to exactness.
-
-    Attributes:
-        config: of the heads.
-        tree: which of each head's candidates are drafted; at most as deep as there are heads.
-    """
-
-    config: HeadsConfig
-    tree: TreeSpec
-    taps: tuple[Tap, ...] = ("normed",)
-    num_probes: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.tree.num_nodes:
-            raise ValueError("the tree has no nodes; heads draft at least 1 token")
-        self.tree.require_depth(self.config.num_heads, f"num_heads={self.config.num_heads}")
-        if self.tree.max_children > self.config.head_size:
-            raise ValueError(
-                f"a node has {self.tree.max_children} children, the draft vocabulary only "
-                f"{self.config.head_size} tokens; expected fewer children"
-            )
-
-    @property
-    def num_nodes(self) -> int:
-        """N."""
-        return self.tree.num_nodes
-
-    @property
-    def depth(self) -> int:
-        """D, how many heads are used."""
-        return self.tree.depth
+class LastHidden:
+    """The part of a drafter that drafts choices from the target's last hidden state alone, to inherit from."""
 
     def kind(self, sampling: Sampling) -> Kind:
         """The likeliest tokens, whatever the temperature."""
         del sampling
         return "fixed"
-
-    def init_params(self, key: jax.Array, target: Decoder) -> tuple[Any, Any]:
-        """What training starts from: heads that say what the target says, of the first Vd tokens."""
-        vocab = jnp.arange(self.config.head_size, dtype=jnp.int32)
-        params = init_heads(self.config, key)
-        head = {"kernel": target_head(target.config, split(target)[1], vocab).astype(self.config.dtype)}
-        if not self.config.own_head:
-            return {**params, "lm_head": head}, {"vocab": vocab}
-        spare = heads_graph(self.config)[1]["heads"]
-        for i, own in params["heads"].items():
-            own["lm_head"] = {name: jnp.zeros(x.shape, x.dtype) for name, x in spare[i]["lm_head"].items()} | head
-        return params, {"vocab": vocab}
 
     def init_state(self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int) -> HeadsState:
         """Zero; a prompt always comes first."""
@@ -118,6 +72,56 @@ class HeadsDrafter:
         path = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1)
         node = jnp.take_along_axis(path, verdict.num_accepted[:, None], axis=1) + 1
         return HeadsState(jnp.take_along_axis(scores.taps["normed"], node[..., None], axis=1)[:, 0])
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsDrafter(LastHidden):
+    """All of a drafter with heads but the proposal.
+
+    A node at depth i + 1 takes one of the likeliest tokens of head i: a choice, so that nothing about how it was found
+    matters to exactness.
+
+    Attributes:
+        config: of the heads.
+        tree: which of each head's candidates are drafted; at most as deep as there are heads.
+    """
+
+    config: HeadsConfig
+    tree: TreeSpec
+    taps: tuple[Tap, ...] = ("normed",)
+    num_probes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.tree.num_nodes:
+            raise ValueError("the tree has no nodes; heads draft at least 1 token")
+        self.tree.require_depth(self.config.num_heads, f"num_heads={self.config.num_heads}")
+        if self.tree.max_children > self.config.head_size:
+            raise ValueError(
+                f"a node has {self.tree.max_children} children, the draft vocabulary only "
+                f"{self.config.head_size} tokens; expected fewer children"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return self.tree.num_nodes
+
+    @property
+    def depth(self) -> int:
+        """D, how many heads are used."""
+        return self.tree.depth
+
+    def init_params(self, key: jax.Array, target: Decoder) -> tuple[Any, Any]:
+        """What training starts from: heads that say what the target says, of the first Vd tokens."""
+        vocab = jnp.arange(self.config.head_size, dtype=jnp.int32)
+        params = init_heads(self.config, key)
+        head = {"kernel": target_head(target.config, split(target)[1], vocab).astype(self.config.dtype)}
+        if not self.config.own_head:
+            return {**params, "lm_head": head}, {"vocab": vocab}
+        spare = heads_graph(self.config)[1]["heads"]
+        for i, own in params["heads"].items():
+            own["lm_head"] = {name: jnp.zeros(x.shape, x.dtype) for name, x in spare[i]["lm_head"].items()} | head
+        return params, {"vocab": vocab}
 
 
 def likeliest(logits: jax.Array, count: int) -> jax.Array:

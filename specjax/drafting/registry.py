@@ -30,6 +30,7 @@ from specjax.drafting.medusa import Medusa
 from specjax.drafting.mtp import MultiToken
 from specjax.drafting.prompt_lookup import PromptLookup
 from specjax.drafting.recycling import Recycling
+from specjax.drafting.redrafter import RecurrentDrafter
 from specjax.drafting.retrieval import Retrieval, store_tables
 from specjax.drafting.suffix import Suffix
 from specjax.drafting.text_store import index_texts, load_store
@@ -203,6 +204,12 @@ def _eagle3(target: Target, source: str, num_nodes: int = 4, levels: int = 0, to
     return Drafting("eagle3", tree or EagleChain(saved.config, num_nodes), saved.params, saved.tables)
 
 
+def _redrafter(target: Target, source: str, **options: Any) -> Drafting:
+    """A ReDrafter network; `num_nodes` of `beams` beams of `levels` tokens."""
+    saved = _trained(target, source, "redrafter")
+    return Drafting("redrafter", RecurrentDrafter(saved.config, **options), saved.params, saved.tables)
+
+
 # name -> maker(target, **options)
 DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "adaptive": _adaptive,
@@ -226,4 +233,5 @@ DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "ensemble_vote": _ensemble("ensemble_vote", EnsembleVote, "accuracy"),
     "mtp": _mtp,
     "prompt_lookup": _prompt_lookup,
+    "redrafter": _redrafter,
 }

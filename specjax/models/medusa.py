@@ -181,9 +181,9 @@ class MedusaHeads(nnx.Module):
     def logits(self, x: jax.Array) -> jax.Array:
         """`[..., K, d]` to float32 `[..., K, Vd]`."""
         if self.lm_head is not None:
-            return _capped(self.lm_head(x), self.config.final_softcap)
+            return capped(self.lm_head(x), self.config.final_softcap)
         each = [_product(head.lm_head, x[..., i, :]) for i, head in enumerate(self.heads[: x.shape[-2]])]
-        return _capped(jnp.stack(each, axis=-2), self.config.final_softcap)
+        return capped(jnp.stack(each, axis=-2), self.config.final_softcap)
 
 
 class PrefixLayer(nnx.Module):
@@ -257,7 +257,7 @@ class HydraHeads(nnx.Module):
     def logits(self, index: int, x: jax.Array) -> jax.Array:
         """`[..., d]` of head `index` to float32 `[..., Vd]`."""
         head = self.heads[index].lm_head if self.lm_head is None else self.lm_head
-        return _capped(_product(head, x), self.config.final_softcap)
+        return capped(_product(head, x), self.config.final_softcap)
 
 
 @functools.cache
@@ -314,6 +314,7 @@ def _product(head: Linear | None, x: jax.Array) -> jax.Array:
     return head(x)
 
 
-def _capped(logits: jax.Array, cap: float) -> jax.Array:
+def capped(logits: jax.Array, cap: float) -> jax.Array:
+    """Float32 logits under a tanh cap, 0 for none."""
     logits = logits.astype(jnp.float32)
     return cap * jnp.tanh(logits / cap) if cap else logits

@@ -15,6 +15,7 @@ from specjax.drafting.eagle2 import EagleTree
 from specjax.drafting.hydra import Hydra
 from specjax.drafting.medusa import Medusa
 from specjax.drafting.mtp import MultiToken
+from specjax.drafting.redrafter import RecurrentDrafter
 from specjax.drafting.registry import DRAFTERS, Drafting
 from specjax.drafting.retrieval import Retrieval, store_tables
 from specjax.drafting.text_store import index_texts
@@ -22,6 +23,7 @@ from specjax.models import ModelConfig, Target, merge
 from specjax.models.eagle import Eagle3Config, EagleConfig, draft_layer
 from specjax.models.medusa import HydraConfig, MedusaConfig
 from specjax.models.mtp import MtpConfig
+from specjax.models.redrafter import RedrafterConfig
 from specjax.testing.sequences import four_token_target
 
 NODES = 3
@@ -82,6 +84,12 @@ def _mtp(target: Target) -> Drafting:
     return fresh("mtp", MultiToken(MtpConfig(layer=_layer(target), depth=2, kind="sequential")), target)
 
 
+def _redrafter(target: Target) -> Drafting:
+    width, vocab = target.config.hidden_size, target.config.vocab_size
+    config = RedrafterConfig(hidden_size=width, vocab_size=vocab, head_size=vocab, exit_dim=2 * width)
+    return fresh("redrafter", RecurrentDrafter(config, NODES, levels=2, beams=2), target)
+
+
 def _retrieval(target: Target) -> Drafting:
     store = index_texts(["abcaabbccabcbacbcabbac"], target.tokenizer)
     return Drafting("retrieval", Retrieval(num_nodes=4, depth=2, min_match=1, candidates=4), {}, store_tables(store))
@@ -96,6 +104,7 @@ FRESH: dict[str, Callable[[Target], Drafting]] = {
     "hydra": _heads("hydra", Hydra, HydraConfig),
     "medusa": _heads("medusa", Medusa, MedusaConfig),
     "mtp": _mtp,
+    "redrafter": _redrafter,
     "retrieval": _retrieval,
 }
 

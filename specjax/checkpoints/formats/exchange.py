@@ -13,6 +13,7 @@ from specjax.checkpoints.formats.eagle import read_eagle, write_eagle
 from specjax.checkpoints.formats.hydra import read_hydra, write_hydra
 from specjax.checkpoints.formats.medusa import read_medusa, write_medusa
 from specjax.checkpoints.formats.mtp import read_mtp, write_mtp
+from specjax.checkpoints.formats.redrafter import is_redrafter, read_redrafter
 from specjax.checkpoints.formats.tensors import read_json
 from specjax.checkpoints.sources import CACHE, from_hub
 from specjax.models.target import Target
@@ -35,7 +36,8 @@ USUAL = {"eagle": "eagle", "eagle3": "eagle3", "hydra": "hydra", "medusa": "medu
 
 
 def read_head(source: str | epath.Path, target: Target) -> SavedDrafter:
-    """Reads a drafter for a target: one of ours, or a head in any layout of `WRITERS`, told by names and keys.
+    """Reads a drafter for a target: one of ours, or a head in any layout of `WRITERS`, or ReDrafter's, told by
+    names and keys.
 
     Args:
         source: a zoo entry, a run directory, a directory or file of a head, or its repository on the hub.
@@ -54,6 +56,8 @@ def read_head(source: str | epath.Path, target: Target) -> SavedDrafter:
     for method, read in (("hydra", read_hydra), ("medusa", read_medusa)):
         if any(name.startswith(method) for name in names) or f"{method}_num_heads" in content:
             return read(path, target)
+    if is_redrafter(content):
+        return read_redrafter(path, target)
     if "num_nextn_predict_layers" in content:
         return read_mtp(folder, target)
     return read_medusa(path, target) if "truncated_vocab_size" in content else read_eagle(path, target)

@@ -10,6 +10,7 @@ from specjax.models import Target
 from specjax.models.eagle import Eagle3Config, EagleConfig, default_taps, draft_layer
 from specjax.models.medusa import HydraConfig, MedusaConfig
 from specjax.models.mtp import mtp_config
+from specjax.models.redrafter import RedrafterConfig
 from specjax.training.draft import Student
 from specjax.training.objectives.base import Objective
 from specjax.training.objectives.distill import Distill
@@ -20,6 +21,7 @@ from specjax.training.objectives.hydra import Hydra
 from specjax.training.objectives.lm import LanguageModel
 from specjax.training.objectives.medusa import Medusa
 from specjax.training.objectives.mtp import MultiTokenHeads
+from specjax.training.objectives.redrafter import RecurrentDrafting
 
 
 def _student(target: Target, options: dict[str, Any]) -> Student:
@@ -102,6 +104,30 @@ def _mtp(
     return MultiTokenHeads(config, HeadsLoss(decay=decay, **criterion))
 
 
+def _redrafter(
+    target: Target,
+    draft_vocab: int,
+    steps: int = 5,
+    num_layers: int = 2,
+    exit_dim: int = 0,
+    recurrent: bool = True,
+    decay: float = 1.0,
+    ranks: int = 1,
+    **criterion: Any,
+) -> Objective:
+    """`exit_dim` 0 is twice the target's width, as published."""
+    config = RedrafterConfig(
+        hidden_size=target.config.hidden_size,
+        vocab_size=target.config.vocab_size,
+        head_size=draft_vocab,
+        exit_dim=exit_dim or 2 * target.config.hidden_size,
+        num_layers=num_layers,
+        recurrent=recurrent,
+        final_softcap=target.config.final_softcap,
+    )
+    return RecurrentDrafting(config, steps, HeadsLoss(decay=decay, ranks=ranks, **criterion))
+
+
 # name -> maker(target, **options)
 OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "distill": _distill,
@@ -111,4 +137,5 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "lm": _lm,
     "medusa": _medusa,
     "mtp": _mtp,
+    "redrafter": _redrafter,
 }
