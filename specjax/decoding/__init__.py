@@ -12,10 +12,12 @@ from specjax.decoding.draft import (
     Stateless,
     Verdict,
     Widths,
+    draft_passes,
 )
 from specjax.decoding.generate import (
     Completion,
     Request,
+    check_fault,
     check_requests,
     generate,
     prefill,
@@ -34,6 +36,7 @@ from specjax.decoding.tree import TreeSpec
 __all__ = [
     "Completion",
     "Request",
+    "check_fault",
     "check_requests",
     "check_stop_strings",
     "cut_text",
@@ -46,6 +49,7 @@ __all__ = [
     "MAX_STOP_TOKENS",
     "Context",
     "DecodeState",
+    "draft_passes",
     "Draft",
     "Drafter",
     "History",

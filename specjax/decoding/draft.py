@@ -125,7 +125,7 @@ class Verdict:
         next_token: `[B]` int32, the token behind the accepted path (residual or bonus).
         overlap: `[B, D]` float32: sum of min(p, q) at each depth reached (p(x) for a fixed choice); NaN where the
             walk did not get to. Its mean is the acceptance rate alpha.
-        fault: `[B]` int32: -1, or the node (0 the root) whose logits are NaN.
+        fault: `[B]` int32: -1, or the node (0 the root) whose logits are NaN or infinite.
     """
 
     path: jax.Array
@@ -256,6 +256,14 @@ class Drafter(Protocol):
     ) -> Any:
         """Takes in the verdict; `context` is still that of the step's start."""
         ...
+
+
+def draft_passes(drafter: Any) -> int:
+    """Passes of the draft in one step, what draft costs are told by: the drafter's own `draft_passes`, else one.
+
+    None where nothing is drafted.
+    """
+    return getattr(drafter, "draft_passes", 1) if drafter.num_nodes else 0
 
 
 class Stateless:

@@ -16,6 +16,7 @@ from specjax.decoding.termination import FINISH_NAMES, check_stops, stop_array
 
 BUCKET = 128  # Token buffers are whole multiples of this, so that few programs are compiled.
 REFILL_STEPS = 1 << 30
+MAX_ID = (1 << 32) - 1  # what a key takes in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Completion:
         reached: `[D]` steps whose verification got to each depth, up to where the text ends.
         overlap: `[D]` summed overlap of target and draft law at each depth; over `reached` it is alpha by position.
         prompt_length: tokens of the prompt.
+        fault: position (of prompt and output together) whose logits were NaN or infinite; -1 for none.
     """
 
     tokens: tuple[int, ...]
@@ -78,14 +80,25 @@ class Completion:
     reached: np.ndarray
     overlap: np.ndarray
     prompt_length: int
+    fault: int = -1
+
+
+def check_fault(completion: Completion, what: str) -> None:
+    """Raises FloatingPointError, naming the position, where a completion ended in a fault; `what` names the request."""
+    if completion.finish == "fault":
+        raise FloatingPointError(
+            f"{what}: the target's logits are NaN or infinite at position {completion.fault}, behind "
+            f"{completion.prompt_length} tokens of prompt and {len(completion.tokens)} of output; check the weights, "
+            "and whether their dtype overflows"
+        )
 
 
 def check_requests(requests: Sequence[Request], context: int, vocab: int) -> None:
     """Checks before anything compiles.
 
     Raises:
-        ValueError: no requests, an empty prompt, an id outside the vocabulary, a budget below 1, a prompt that does
-            not fit the context, a bad stop sequence, or no token that is not suppressed.
+        ValueError: no requests, an empty prompt, an id outside the vocabulary, a budget below 1, a request id that is
+            no uint32, a prompt that does not fit the context, a bad stop sequence, or no token that is not suppressed.
     """
     if not requests:
         raise ValueError("no prompts were given; expected at least one")
@@ -95,8 +108,11 @@ def check_requests(requests: Sequence[Request], context: int, vocab: int) -> Non
         outside = [t for t in request.prompt if not 0 <= t < vocab]
         if outside:
             raise ValueError(f"prompt {i} holds token {outside[0]}; expected ids in 0..{vocab - 1}")
-        if request.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={request.max_new_tokens} for prompt {i}; expected at least 1")
+        budget = request.max_new_tokens
+        if budget < 1 or budget != int(budget):
+            raise ValueError(f"max_new_tokens={budget} for prompt {i}; expected at least 1, a whole number")
+        if not 0 <= request.id <= MAX_ID:
+            raise ValueError(f"id={request.id} of prompt {i}; expected a number in 0..{MAX_ID}")
         if len(request.prompt) >= context:
             raise ValueError(
                 f"prompt {i} has {len(request.prompt)} tokens, but the model's context is {context}; shorten the prompt"
@@ -111,9 +127,12 @@ def check_requests(requests: Sequence[Request], context: int, vocab: int) -> Non
 
 def buffer_length(loop: Loop, requests: Sequence[Request], context: int) -> int:
     """L for these requests: the longest limit plus a whole block, in buckets."""
+    return -(-_needed(loop, requests, context) // BUCKET) * BUCKET
+
+
+def _needed(loop: Loop, requests: Sequence[Request], context: int) -> int:
     longest = max(_limit(r, context) for r in requests) + loop.drafter.depth + 1
-    longest = max(longest, max(len(r.prompt) for r in requests) + loop.chunk)
-    return -(-longest // BUCKET) * BUCKET
+    return max(longest, max(-(-len(r.prompt) // loop.chunk) * loop.chunk for r in requests))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +189,8 @@ def _prefill(
     seed: int,
     buffer: int,
 ) -> DecodeState:
+    if buffer < (needed := _needed(loop, requests, context)):
+        raise ValueError(f"buffer={buffer}; these requests need a token buffer of at least {needed}")
     tokens = np.zeros((len(requests), buffer), np.int32)
     for row, request in zip(tokens, requests, strict=True):
         row[: len(request.prompt)] = request.prompt
@@ -206,14 +227,16 @@ def generate(
         context: longest sequence the target allows.
         vocab: ids below this are valid.
         seed: with each request's id, fixes every random choice.
-        batch: rows that run together.
+        batch: rows that run together, at least 1.
         buffer: token buffer L; what these requests need by default.
 
     Raises:
-        ValueError: see `check_requests`.
-        FloatingPointError: NaN logits; names request and position.
+        ValueError: see `check_requests`; or no row, or a buffer that is too short for a request.
+        FloatingPointError: NaN or infinite logits; names request and position.
     """
     check_requests(requests, context, vocab)
+    if batch < 1:
+        raise ValueError(f"batch={batch}; expected at least 1 row")
     buffer = buffer or buffer_length(loop, requests, context)
     done: dict[int, Completion] = {}
     waiting = list(range(len(requests)))
@@ -240,24 +263,29 @@ def generate(
             state = loop.run(weights, state, REFILL_STEPS, stop="any_done")
     completions = [done[i] for i in range(len(requests))]
     for i, completion in enumerate(completions):
-        if completion.finish == "fault":
-            position = completion.prompt_length + len(completion.tokens)
-            raise FloatingPointError(f"request {i}: the target's logits are NaN at or behind position {position - 1}")
+        check_fault(completion, f"request {i}")
     return completions
 
 
 def stream(
     loop: Loop, weights: Weights, request: Request, *, context: int, vocab: int, seed: int = 0
 ) -> Iterator[tuple[list[int], int]]:
-    """Yields `(new tokens, how many of them were drafted)` after the prefill and after each step."""
+    """Yields `(new tokens, how many of them were drafted)` after the prefill and after each step.
+
+    Raises:
+        ValueError: see `check_requests`.
+        FloatingPointError: NaN or infinite logits, once all tokens before them were yielded.
+    """
     check_requests([request], context, vocab)
     state = prefill(loop, weights, [request], context=context, seed=seed)
-    seen = len(request.prompt)
+    seen = accepted = 0
     for current in loop.stream(weights, state):
-        length = int(current.length[0])
-        new = np.asarray(current.tokens[0, seen:length]).tolist()
-        yield new, max(len(new) - 1, 0)
-        seen = length
+        row = read_row(current, 0)
+        check_fault(row, "the request")
+        # A cut may take the target's own token from the end of a block: then all of it was drafted.
+        so_far = int(np.arange(len(row.accepted)) @ row.accepted)
+        yield list(row.tokens[seen:]), so_far - accepted
+        seen, accepted = len(row.tokens), so_far
 
 
 def read_row(state: DecodeState, row: int) -> Completion:
@@ -274,6 +302,7 @@ def read_row(state: DecodeState, row: int) -> Completion:
         reached=stats.reached,
         overlap=stats.overlap,
         prompt_length=start,
+        fault=int(np.array(state.fault)[row]),
     )
 
 

@@ -15,7 +15,7 @@ from flax import nnx
 from specjax.decoding import tree
 from specjax.decoding.draft import Context, Draft, Drafter, Rule, Scores, Verdict
 from specjax.decoding.processors import init_history, process
-from specjax.decoding.sampling import Keys, Sampling, next_token
+from specjax.decoding.sampling import Keys, Sampling, next_token, no_law
 from specjax.decoding.state import DecodeState, init_statistics
 from specjax.decoding.termination import FAULT, RUNNING, cut, find_stops
 from specjax.decoding.widths import at_width
@@ -171,7 +171,7 @@ class Loop:
             history = None
             if sampling.penalties is not None:
                 history = init_history(tokens, prompt_length, logits.shape[-1])
-            fault = jnp.isnan(jnp.max(logits, -1))
+            fault = no_law(logits)
             logits = process(logits[:, None], sampling, history)[:, 0]
             first = next_token(logits, sampling, Keys(request, prompt_length), prompt_length)
             stopped = None

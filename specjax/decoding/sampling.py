@@ -196,12 +196,18 @@ def _threshold(x: jax.Array, weight: jax.Array, least: jax.Array) -> jax.Array:
     return order >= low[..., None]
 
 
+def no_law(logits: jax.Array) -> jax.Array:
+    """`[..., V]` to bool `[...]`: some logit is NaN or plus infinity, or all are minus infinity."""
+    return ~jnp.isfinite(jnp.max(logits, -1))  # max keeps a NaN
+
+
 def log_law(logits: jax.Array, sampling: Sampling) -> jax.Array:
     """The law that a row samples from: temperature, then top-k, top-p, min-p, then softmax.
 
     Args:
         logits: `[B, ..., V]` float32.
-        sampling: one set of parameters a row; temperature 0 gives all mass to the first maximum.
+        sampling: one set of parameters a row; temperature 0 gives all mass to the first maximum, and so does any
+            where the largest logit is not finite (a draft vocabulary that is suppressed throughout).
 
     Returns:
         float32 log-probabilities `[B, ..., V]`, -inf outside the support.
@@ -216,7 +222,9 @@ def log_law(logits: jax.Array, sampling: Sampling) -> jax.Array:
     if sampling.greedy:
         return one_hot
     temperature = row(sampling.temperature)
-    x = logits / jnp.where(temperature > 0, temperature, 1.0)[..., None]
+    top = jnp.max(logits, -1)
+    # From the largest logit down: else the quotients overflow where a temperature is small, and the law is lost.
+    x = (logits - top[..., None]) / jnp.where(temperature > 0, temperature, 1.0)[..., None]
     if "top_k" in sampling.warps:
         k = jnp.where(row(sampling.top_k) > 0, row(sampling.top_k), x.shape[-1])
         x = jnp.where(_threshold(x, jnp.ones_like(x), k.astype(x.dtype)), x, -jnp.inf)
@@ -227,7 +235,7 @@ def log_law(logits: jax.Array, sampling: Sampling) -> jax.Array:
     if "min_p" in sampling.warps:
         floor = jnp.max(x, -1) + jnp.log(row(sampling.min_p))
         x = jnp.where(x >= floor[..., None], x, -jnp.inf)
-    return jnp.where((temperature > 0)[..., None], jax.nn.log_softmax(x, -1), one_hot)
+    return jnp.where(((temperature > 0) & ~no_law(logits))[..., None], jax.nn.log_softmax(x, -1), one_hot)
 
 
 @flax.struct.dataclass

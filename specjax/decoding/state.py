@@ -71,7 +71,7 @@ class DecodeState:
         limit: `[B]` int32, the length at which the budget (or the context) ends.
         done: `[B]` bool.
         finish: `[B]` int32, see `FINISH_NAMES`.
-        fault: `[B]` int32, -1 or the position whose logits were NaN.
+        fault: `[B]` int32, -1 or the position whose logits were NaN or infinite.
         request: `[B, 2]` uint32 key data of the request.
         sampling: per-row parameters.
         cache: the target's.

@@ -43,7 +43,7 @@ class Block:
             empty = jnp.zeros((batch, 0))
             next_token = keys.sample(RESIDUAL, 0, jnp.log(p_bmv[:, 0]))
             length = jnp.zeros((batch,), jnp.int32)
-            return Verdict(empty.astype(jnp.int32), length, next_token, empty, find_fault(scores.logits))
+            return Verdict(empty.astype(jnp.int32), length, next_token, empty, find_fault(draft, scores))
         q_bnv = _draft_laws(draft, p_bmv.shape[-1])
         p_bar = _prefix_worth(draft, p_bmv[:, :-1], q_bnv)
         drafted = jnp.cumprod(draft.valid, axis=1).sum(-1)  # rows may end their chain early
@@ -62,7 +62,7 @@ class Block:
         path = jnp.where(index[:-1] < length[:, None], index[:-1], -1).astype(jnp.int32)
         reached = (index[:-1] <= length[:, None]) & (index[:-1] < drafted[:, None])
         overlap = jnp.where(reached, jnp.minimum(p_bmv[:, :-1], q_bnv).sum(-1), jnp.nan)
-        return Verdict(path, length, next_token, overlap, find_fault(scores.logits))
+        return Verdict(path, length, next_token, overlap, find_fault(draft, scores))
 
 
 def _draft_laws(draft: Draft, vocab: int) -> jax.Array:

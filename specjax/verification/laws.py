@@ -63,12 +63,17 @@ def draft_law(draft: Draft, node_b: jax.Array, vocab: int) -> jax.Array:
     if draft.vocab is not None:
         q = jnp.zeros((batch, vocab), jnp.float32).at[:, draft.vocab].set(q)
     if draft.siblings == "without_replacement" and not draft.is_chain:
-        q = _without_drawn(draft, q, node_b, law_b)
+        q = _without_drawn(draft, q, one_hot, node_b, law_b)
     return jnp.where((law_b >= 0)[:, None], q, one_hot)
 
 
-def _without_drawn(draft: Draft, q_bv: jax.Array, node_b: jax.Array, law_b: jax.Array) -> jax.Array:
-    """q conditioned on not being one of the earlier siblings drawn from the same law."""
+def _without_drawn(
+    draft: Draft, q_bv: jax.Array, one_hot_bv: jax.Array, node_b: jax.Array, law_b: jax.Array
+) -> jax.Array:
+    """q conditioned on not being one of the earlier siblings drawn from the same law.
+
+    Where these are all that the law (warped to few tokens) had to give, nothing was drawn: the token is a choice.
+    """
     earlier = jnp.arange(draft.num_nodes)[None] < node_b[:, None]
     sibling = draft.valid & (draft.parents == pick(draft.parents, node_b)[:, None])
     drawn = earlier & sibling & (draft.law == law_b[:, None])
@@ -76,4 +81,4 @@ def _without_drawn(draft: Draft, q_bv: jax.Array, node_b: jax.Array, law_b: jax.
     tokens = jnp.where(drawn, draft.tokens, outside)
     q = jax.vmap(lambda row, ids: row.at[ids].set(0.0, mode="drop"))(q_bv, tokens)
     mass = q.sum(-1, keepdims=True)
-    return q / jnp.where(mass > 0, mass, 1.0)
+    return jnp.where(mass > 0, q / jnp.where(mass > 0, mass, 1.0), one_hot_bv)

@@ -45,7 +45,7 @@ def longest_path(
         num_accepted=longest,
         next_token=keys.sample(RESIDUAL, slot, pick(laws_bmv, slot)),
         overlap=_overlap(draft, laws_bmv, path[:, :-1]),
-        fault=find_fault(scores.logits),
+        fault=find_fault(draft, scores),
     )
 
 

@@ -61,7 +61,7 @@ class Traversal:
             num_accepted=pick(paths.depths, kept),
             next_token=keys.sample(RESIDUAL, kept, jnp.log(law)),
             overlap=jnp.where(path[:, :-1] >= -1, shared, jnp.nan),
-            fault=find_fault(scores.logits),
+            fault=find_fault(draft, scores),
         )
 
 

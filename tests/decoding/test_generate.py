@@ -1,9 +1,15 @@
 """The host side: requests are checked before anything compiles, streaming yields what generation returns."""
 
+import dataclasses
+
+import jax
+import jax.numpy as jnp
 import pytest
 
 import specjax
-from specjax.decoding import Request, check_requests
+from specjax import build
+from specjax.decoding import Request, check_requests, generate, make_sampling, stream
+from specjax.drafting import DraftModel
 from specjax.testing import tiny_target
 
 
@@ -13,6 +19,8 @@ from specjax.testing import tiny_target
         (Request((), 4), "prompt 0 is empty"),
         (Request((1, 300), 4), "prompt 0 holds token 300; expected ids in 0..99"),
         (Request((1,), 0), "max_new_tokens=0 for prompt 0; expected at least 1"),
+        (Request((1,), 2.5), "max_new_tokens=2.5 for prompt 0; expected at least 1, a whole number"),
+        (Request((1,), 4, id=-1), "id=-1 of prompt 0; expected a number in 0..4294967295"),
         (Request((1,) * 64, 4), "prompt 0 has 64 tokens, but the model's context is 64"),
     ],
 )
@@ -39,9 +47,28 @@ def test_streaming_yields_what_generation_returns(target):
     assert result.completion.finish in ("stop", "length")
 
 
-def test_the_context_ends_a_text(target):
-    import dataclasses
+def test_streaming_tells_drafted_tokens_apart_and_raises_on_a_fault(target):
+    """The target drafts for itself: all is accepted. The budget cuts the last block, which leaves drafted tokens."""
+    drafting = build.Drafting("draft_model", DraftModel(target.config, num_nodes=3), target.params, {})
+    loop, weights = build.make_loop(target, drafting, make_sampling([0.0]))
+    loop, arguments = dataclasses.replace(loop, eos=()), dict(context=target.context, vocab=target.config.vocab_size)
+    steps = list(stream(loop, weights, Request((7, 8, 9), 8), **arguments))
+    assert [(len(tokens), drafted) for tokens, drafted in steps] == [(1, 0), (4, 3), (3, 3)]
+    broken = dataclasses.replace(weights, target=jax.tree.map(lambda x: x * jnp.nan, target.params))
+    with pytest.raises(FloatingPointError, match="the request: .* NaN or infinite at position 2, behind 3 tokens"):
+        list(stream(loop, broken, Request((7, 8, 9), 8), **arguments))
 
+
+def test_no_row_and_a_short_buffer_are_named(target):
+    loop, weights = build.make_loop(target, specjax.load_drafter("autoregressive", target), make_sampling([0.0]))
+    arguments = dict(context=target.context, vocab=target.config.vocab_size)
+    with pytest.raises(ValueError, match="batch=0; expected at least 1 row"):
+        generate(loop, weights, [Request((1,), 4)], batch=0, **arguments)
+    with pytest.raises(ValueError, match="buffer=128; these requests need a token buffer of at least 202"):
+        generate(loop, weights, [Request((1,), 200)], buffer=128, **arguments)
+
+
+def test_the_context_ends_a_text(target):
     short = dataclasses.replace(target, context=40, eos_ids=())
     drafting = specjax.load_drafter("autoregressive", short)
     result = specjax.generate(short, drafting, "abc", max_new_tokens=500)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.decoding import log_law, make_sampling
-from specjax.decoding.sampling import draw
+from specjax.decoding.sampling import draw, no_law
 
 
 @pytest.mark.pitfall("sglang-jax#637")
@@ -60,6 +60,26 @@ def test_extreme_logits_stay_finite():
     for warps in ({}, {"top_k": [2]}, {"top_p": [0.9]}, {"min_p": [0.5]}):
         law = jnp.exp(log_law(logits, make_sampling([1.0], **warps)))
         assert np.isfinite(law).all() and abs(float(law.sum()) - 1) < 1e-6
+
+
+def test_a_small_temperature_does_not_overflow():
+    """Quotients of 1e4 and the smallest temperatures are infinite, and two of them would be no law."""
+    logits = jnp.asarray([[1e4, 1e4, 9.9e3, -jnp.inf]] * 3)
+    law = jnp.exp(log_law(logits, make_sampling([1e-37, 1e-30, 1.0], [3] * 3, [0.9] * 3, [0.1] * 3)))
+    np.testing.assert_allclose(law, [[0.5, 0.5, 0, 0]] * 3, atol=1e-6)
+
+
+def test_a_vocabulary_suppressed_throughout_has_the_law_that_is_drawn_from():
+    """As a reduced draft vocabulary may be; without a law nothing could be verified against it."""
+    law = log_law(jnp.full((2, 3), -jnp.inf), make_sampling([1.0, 0.0], [2] * 2, [0.9] * 2))
+    np.testing.assert_array_equal(jnp.exp(law), [[1, 0, 0]] * 2)
+    assert draw(jax.random.split(jax.random.key(0), 2), law).tolist() == [0, 0]
+
+
+def test_what_is_no_law():
+    inf, nan = jnp.inf, jnp.nan
+    rows = jnp.asarray([[0.0, -inf], [nan, 1.0], [0.0, inf], [-inf, -inf], [-inf, nan]])
+    assert no_law(rows).tolist() == [False, True, True, True, True]
 
 
 def test_draws_follow_the_law():

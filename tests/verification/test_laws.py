@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding import Keys, request_keys
+from specjax.decoding import Keys, TreeSpec, request_keys
 from specjax.decoding.sampling import ACCEPT, DRAFT
 from specjax.drafting import DraftModel
 from specjax.testing import contract, laws
@@ -26,9 +26,25 @@ from specjax.verification.registry import RULES
 
 QUICK = 1 << 16
 KINDS = ["iid", "without_replacement", "fixed", "mixed"]
+
+
+def spent(kind):
+    """The law has one token to give; the siblings behind it are what a draw from nothing comes to."""
+
+    def make(keys, sampling):
+        n = keys.length.shape[0]
+        law = jnp.full((n, 1, VOCAB), -jnp.inf).at[:, :, 3].set(0.0)
+        tokens = jnp.broadcast_to(jnp.asarray([3, 0, 0]), (n, 3))
+        return TreeSpec((-1,) * 3).draft(tokens, law=jnp.zeros((n, 3), jnp.int32), laws=law, siblings=kind)
+
+    return make
+
+
 CASES = [
     *((rule, tree_draft, kind, plain) for rule in (Recursive, OneHot, Traversal) for kind in KINDS),
     (Recursive, tree_draft, "without_replacement", warped),
+    (Recursive, spent, "without_replacement", plain),
+    (Traversal, spent, "without_replacement", plain),
     (KSeq, tree_draft, "iid", plain),
     (Block, chain_draft, "iid", plain),
     (Block, chain_draft, "fixed", plain),

@@ -59,6 +59,14 @@ def test_nan_logits_name_the_node(name):
     assert np.asarray(verdict.fault).tolist() == [-1, 2, 0]
 
 
+def test_a_fault_is_an_infinite_logit_too_but_not_one_of_an_invalid_node():
+    rule, draft, scores, sampling, keys = make("recursive")
+    logits = scores.logits.at[0, 3, 1].set(jnp.inf).at[1].set(-jnp.inf).at[2, 2, 3].set(jnp.nan)
+    draft = draft.replace(valid=draft.valid.at[2, 1].set(False))
+    verdict = verify(rule, draft, scores.replace(logits=logits), sampling, keys)
+    assert np.asarray(verdict.fault).tolist() == [3, 0, -1]
+
+
 @pytest.mark.pitfall("vllm-ascend#2881")
 def test_inputs_are_unchanged():
     for name in ("recursive", "traversal", "k_seq", "block"):
