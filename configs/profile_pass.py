@@ -21,6 +21,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.read_mib = 256 if quick else 1024
     config.pairs = 2 if quick else 50  # 0 leaves the hand-written loop out
     config.pair_prompt = 64
-    config.pair_steps = 8 if quick else 32
+    config.pair_tokens = 8 if quick else 32
+    config.pair_nodes = (0, 4)  # plain, and chains of so many
     config.precision = "float32"
     return config

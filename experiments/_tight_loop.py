@@ -1,8 +1,8 @@
-"""Plain greedy decoding written out by hand for one row: what the loop's own overhead is held against.
+"""Greedy decoding written out by hand for one row: what the loop's own overhead is held against.
 
-No batch, no budget, no end of text, no statistics, no sampling: a while loop over one-token passes, each layer's keys
-and values in two buffers of fixed length. Weights go through the same seam (`specjax.models.linear`), so that it is
-loops that are compared, not layouts.
+No batch, no budget, no end of text, no statistics, no sampling, no trees: a while loop over passes of one token, or of
+one and a chain that prompt lookup proposes, each layer's keys and values in two buffers of fixed length. Weights go
+through the same seam (`specjax.models.linear`), so that it is loops that are compared, not layouts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.drafting import PromptLookup
+from specjax.drafting.prompt_lookup import find_continuation
 from specjax.models import Decoder, ModelConfig, merge
 from specjax.models.attention import rope_frequencies
 
@@ -41,7 +43,7 @@ def check_supported(config: ModelConfig) -> None:
         raise ValueError(f"the hand-written loop does not cover {', '.join(found)}; set --config.pairs=0 to skip it")
 
 
-@partial(jax.jit, static_argnames=("graph", "precision"), donate_argnames=("caches",))
+@partial(jax.jit, static_argnames=("graph", "precision", "lookup"), donate_argnames=("caches",))
 def tight_loop(
     graph: nnx.GraphDef[Decoder],
     precision: str,
@@ -49,18 +51,21 @@ def tight_loop(
     caches: Caches,
     tokens_l: jax.Array,
     length: jax.Array,
-    steps: jax.Array,
+    count: jax.Array,
+    lookup: PromptLookup | None = None,
 ) -> tuple[Caches, jax.Array]:
-    """Continues one text by `steps` tokens.
+    """Continues one text by `count` tokens; the last pass may add tokens beyond them.
 
     Args:
         graph: a Llama's (see `check_supported`).
         precision: of matrix products.
         params: its parameters, in any layout.
         caches: keys and values `[S, K, H]` of each layer; slots below `length - 1` are filled.
-        tokens_l: `[L]` int32; `tokens[length - 1]` is the last one, not yet fed.
+        tokens_l: `[L]` int32; `tokens[length - 1]` is the last one, not yet fed. Both buffers have room for one pass
+            beyond the end.
         length: int32.
-        steps: int32.
+        count: int32.
+        lookup: what proposes the chain; None for plain decoding.
 
     Returns:
         Caches, and the tokens with the new ones in place.
@@ -73,30 +78,43 @@ def tight_loop(
         angles = jnp.arange(slots, dtype=jnp.float32)[:, None] * rope_frequencies(rope, config.head_dim)
         cos, sin = jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
 
-        def rotate(x_nh: jax.Array, at: jax.Array) -> jax.Array:
-            a, b = jnp.split(x_nh, 2, axis=-1)
-            return jnp.concatenate([a * cos[at] - b * sin[at], b * cos[at] + a * sin[at]], axis=-1)
+        def rotate(x_tnh: jax.Array, at_t: jax.Array) -> jax.Array:
+            a, b = jnp.split(x_tnh, 2, axis=-1)
+            c, s = cos[at_t][:, None], sin[at_t][:, None]
+            return jnp.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+
+        def drafted(tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
+            if lookup is None:
+                return jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool)
+            start, found = find_continuation(tokens[None], length[None], lookup.max_ngram, lookup.min_ngram)
+            at = start[0] + jnp.arange(lookup.num_nodes)
+            return tokens[jnp.minimum(at, tokens.shape[0] - 1)], found[0] & (at < length)
 
         def body(carry: tuple[jax.Array, Caches, jax.Array]) -> tuple[jax.Array, Caches, jax.Array]:
             length, caches, tokens = carry
-            at, new = length - 1, []
-            x = target.embed(tokens[at])[None]
+            chain, proposed = drafted(tokens, length)
+            fed = jnp.concatenate([tokens[length - 1][None], chain])
+            at, new = length - 1 + jnp.arange(fed.shape[0]), []
+            seen = jnp.arange(slots) <= at[:, None]
+            x = target.embed(fed)
             for layer, (k_skh, v_skh) in zip(target.layers, caches, strict=True):
                 y = layer.attn_norm(x)
-                q = rotate(layer.attn.q(y).reshape(config.num_heads, config.head_dim), at) * config.query_scale
-                k = rotate(layer.attn.k(y).reshape(1, config.num_kv_heads, config.head_dim), at)
-                v = layer.attn.v(y).reshape(1, config.num_kv_heads, config.head_dim)
-                k_skh = jax.lax.dynamic_update_slice(k_skh, k, (at, 0, 0))
-                v_skh = jax.lax.dynamic_update_slice(v_skh, v, (at, 0, 0))
+                q = rotate(layer.attn.q(y).reshape(-1, config.num_heads, config.head_dim), at) * config.query_scale
+                k = rotate(layer.attn.k(y).reshape(-1, config.num_kv_heads, config.head_dim), at)
+                v = layer.attn.v(y).reshape(-1, config.num_kv_heads, config.head_dim)
+                k_skh = jax.lax.dynamic_update_slice(k_skh, k, (length - 1, 0, 0))
+                v_skh = jax.lax.dynamic_update_slice(v_skh, v, (length - 1, 0, 0))
                 new.append((k_skh, v_skh))
-                scores = jnp.einsum("kgh,skh->kgs", q.reshape(config.num_kv_heads, config.group, -1), k_skh)
-                law = jax.nn.softmax(jnp.where(jnp.arange(slots) <= at, scores, -1e30))
-                x = x + layer.attn.o(jnp.einsum("kgs,skh->kgh", law, v_skh).reshape(1, -1))
+                grouped = q.reshape(-1, config.num_kv_heads, config.group, config.head_dim)
+                scores = jnp.einsum("tkgh,skh->tkgs", grouped, k_skh)
+                law = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -1e30))
+                x = x + layer.attn.o(jnp.einsum("tkgs,skh->tkgh", law, v_skh).reshape(x.shape[0], -1))
                 y = layer.mlp_norm(x)
                 x = x + layer.mlp.down(jax.nn.silu(layer.mlp.gate(y)) * layer.mlp.up(y))
-            token = jnp.argmax(target.logits(target.final_norm(x))[0]).astype(jnp.int32)
-            return length + 1, tuple(new), tokens.at[length].set(token)
+            best = jnp.argmax(target.logits(target.final_norm(x)), axis=-1).astype(jnp.int32)
+            kept = jnp.cumprod(proposed & (chain == best[:-1])).sum()
+            return length + 1 + kept, tuple(new), jax.lax.dynamic_update_slice(tokens, best, (length,))
 
-        end = length + steps
+        end = length + count
         _, caches, tokens_l = jax.lax.while_loop(lambda c: c[0] < end, body, (length, caches, tokens_l))
         return caches, tokens_l

@@ -1,7 +1,7 @@
 """What a target pass costs here: python -m experiments.profile_pass --config=configs/profile_pass.py
 
 By tokens T and by batch, in each layout; by cache capacity at equal valid length, and by valid length; as a share of
-the memory bandwidth that a plain read reaches. And the loop's own plain step against a hand-written one. Writes
+the memory bandwidth that a plain read reaches. And the loop, plain and with a chain, against a hand-written one. Writes
 profile.json. Everything in one table is timed in turns, and medians are reported.
 """
 
@@ -27,6 +27,7 @@ from experiments._tight_loop import check_supported, tight_loop
 from specjax import build
 from specjax.decoding import Context, Loop, Request, Weights, make_sampling, prefill
 from specjax.decoding.tree import chain
+from specjax.drafting import PromptLookup
 from specjax.evaluation import results
 from specjax.evaluation.costs import target_passes
 from specjax.models import KVCache, Target, init_cache, native, pack
@@ -59,7 +60,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     found["capacity"] = by_capacity(last, config, console)
     found["valid_length"] = by_valid_length(last, config, console)
     if config.pairs:
-        found["plain_step"] = against_tight_loop(last, config, console)
+        found["tight_loop"] = against_tight_loop(last, config, console)
     precision = {"dtype": target.config.dtype, "matmul": config.precision, "native_kernel": native.available()}
     results.write_json(
         workdir / "profile.json", {"meta": results.describe(config.to_dict(), precision, SCHEMA), **found}
@@ -236,63 +237,81 @@ def by_valid_length(target: Target, config: ml_collections.ConfigDict, console: 
     return rows
 
 
-def against_tight_loop(target: Target, config: ml_collections.ConfigDict, console: Console) -> dict[str, Any]:
-    """The loop with nothing drafted against the hand-written one, in pairs, on the same text."""
-    sampling = make_sampling([0.0])
-    drafting = build.make_drafter("autoregressive", target)
-    loop, weights = build.make_loop(target, drafting, sampling, precision=config.precision, layout=config.layouts[-1])
-    # Nothing ends the text, so that both take the same number of steps.
-    loop = dataclasses.replace(loop, eos=())
+def against_tight_loop(target: Target, config: ml_collections.ConfigDict, console: Console) -> list[dict[str, Any]]:
+    """The loop, plain and with chains that prompt lookup proposes, against hand-written ones on the same text."""
+    rows = []
+    for nodes in config.pair_nodes:
+        options = {"num_nodes": nodes} if nodes else {}
+        drafting = build.make_drafter("prompt_lookup" if nodes else "autoregressive", target, **options)
+        loop, weights = build.make_loop(
+            target, drafting, make_sampling([0.0]), precision=config.precision, layout=config.layouts[-1]
+        )
+        # Nothing ends the text, so that both take the same number of steps.
+        rows.append(_pairs(dataclasses.replace(loop, eos=()), weights, target, nodes, config, console))
+    show(console, f"the loop against a hand-written one, seconds a new token, {config.pairs} pairs", rows)
+    return rows
+
+
+def _pairs(
+    loop: Loop, weights: Weights, target: Target, nodes: int, config: ml_collections.ConfigDict, console: Console
+) -> dict[str, Any]:
     text = target.tokenizer.encode("The quick brown fox jumps over the lazy dog. " * 12)[: config.pair_prompt]
-    request = Request(tuple(text), config.pair_steps + 1)
-    slots = -(-(len(text) + config.pair_steps + 1) // CHUNK) * CHUNK
+    request = Request(tuple(text), config.pair_tokens + 1)
     ours, theirs = [], []
     with console.status("") as status:
         for pair in range(config.pairs + 1):
-            status.update(f"plain step: pair {pair} of {config.pairs}")
+            status.update(f"chain of {nodes}: pair {pair} of {config.pairs}")
             order = (_ours, _tight) if pair % 2 else (_tight, _ours)
-            took = {one: one(loop, weights, target, request, config, slots) for one in order}
+            took = {one: one(loop, weights, target, request, config) for one in order}
             if not np.array_equal(took[_ours][1], took[_tight][1]):
                 raise ValueError("the hand-written loop and the library's wrote different tokens")
             if pair:
-                ours.append(took[_ours][0] / config.pair_steps)
-                theirs.append(took[_tight][0] / config.pair_steps)
+                ours.append(took[_ours][0] / config.pair_tokens)
+                theirs.append(took[_tight][0] / config.pair_tokens)
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    row = {
-        "pairs": config.pairs,
-        "steps": config.pair_steps,
+    return {
+        "nodes": nodes,
+        "tokens": config.pair_tokens,
         "loop_seconds": statistics.median(ours),
         "tight_seconds": statistics.median(theirs),
         "ratio": statistics.median(ratios),
         "ratio_quartiles": [float(q) for q in np.quantile(ratios, [0.25, 0.75])],
     }
-    show(console, f"plain step of the loop against a hand-written one, {config.pairs} pairs", [row])
-    return row
 
 
 def _ours(
-    loop: Loop, weights: Weights, target: Target, request: Request, config: ml_collections.ConfigDict, slots: int
+    loop: Loop, weights: Weights, target: Target, request: Request, config: ml_collections.ConfigDict
 ) -> tuple[float, np.ndarray]:
-    del slots
     state = prefill(loop, weights, [request], context=target.context, seed=0)
-    state, steps = jax.block_until_ready((state, jnp.int32(config.pair_steps)))
+    state, steps = jax.block_until_ready((state, jnp.int32(config.pair_tokens)))
     start = time.perf_counter()
     state = jax.block_until_ready(loop.run(weights, state, steps))
     seconds = time.perf_counter() - start
-    end = len(request.prompt) + 1 + config.pair_steps
+    end = len(request.prompt) + 1 + config.pair_tokens
     return seconds, np.array(state.tokens)[0, :end]
 
 
 def _tight(
-    loop: Loop, weights: Weights, target: Target, request: Request, config: ml_collections.ConfigDict, slots: int
+    loop: Loop, weights: Weights, target: Target, request: Request, config: ml_collections.ConfigDict
 ) -> tuple[float, np.ndarray]:
     state = prefill(loop, weights, [request], context=target.context, seed=0)
-    caches = tuple((layer.k[0, :slots], layer.v[0, :slots]) for layer in state.cache.layers)
-    arguments = jax.block_until_ready((caches, state.tokens[0], state.length[0], jnp.int32(config.pair_steps)))
+    lookup = loop.drafter if isinstance(loop.drafter, PromptLookup) else None
+    end = len(request.prompt) + 1 + config.pair_tokens
+    room = end + (lookup.num_nodes if lookup else 0)
+    slots = -(-room // CHUNK) * CHUNK
+    caches = tuple((_grown(layer.k[0], slots), _grown(layer.v[0], slots)) for layer in state.cache.layers)
+    arguments = jax.block_until_ready(
+        (caches, _grown(state.tokens[0], slots), state.length[0], jnp.int32(config.pair_tokens))
+    )
     start = time.perf_counter()
-    _, tokens = jax.block_until_ready(tight_loop(loop.graph, config.precision, weights.target, *arguments))
+    _, tokens = jax.block_until_ready(tight_loop(loop.graph, config.precision, weights.target, *arguments, lookup))
     seconds = time.perf_counter() - start
-    return seconds, np.array(tokens)[: len(request.prompt) + 1 + config.pair_steps]
+    return seconds, np.array(tokens)[:end]
+
+
+def _grown(x: jax.Array, slots: int) -> jax.Array:
+    """The first `slots` entries, behind them zeros where there are fewer."""
+    return jnp.pad(x[:slots], [(0, max(0, slots - x.shape[0])), *[(0, 0)] * (x.ndim - 1)])
 
 
 def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
