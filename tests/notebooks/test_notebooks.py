@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,17 @@ def notebook(request: pytest.FixtureRequest) -> tuple[Path, Any]:
     return request.param, nbformat.read(request.param, as_version=4)
 
 
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Any]:
+    """One kernel for all notebooks: what takes time is importing the library."""
+    pytest.importorskip("ipykernel")
+    client = pytest.importorskip("jupyter_client")
+    manager = client.KernelManager(kernel_name="python3")
+    yield manager
+    if manager.has_kernel:
+        manager.shutdown_kernel(now=True)
+
+
 def test_there_are_notebooks() -> None:
     assert {path.stem for path in NOTEBOOKS} == {path.stem for path in (ROOT / "notebooks").glob("*.py")} != set()
 
@@ -28,13 +40,27 @@ def test_it_says_what_its_script_says(notebook: tuple[Path, Any]) -> None:
     assert [(c.cell_type, c.source) for c in found.cells] == [(c.cell_type, c.source) for c in script.cells]
 
 
-def test_it_runs_and_shows_what_was_committed(notebook: tuple[Path, Any]) -> None:
-    nbclient = pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
+def test_it_runs_and_shows_what_was_committed(notebook: tuple[Path, Any], kernel: Any) -> None:
     path, found = notebook
     before = printed(found)
-    nbclient.NotebookClient(found, timeout=120, resources={"metadata": {"path": str(path.parent)}}).execute()
+    execute(path, fresh(), kernel)
+    execute(path, found, kernel)
     assert before and printed(found) == before
+
+
+def fresh() -> Any:
+    """A notebook that forgets all names of the one before."""
+    import nbformat
+
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
+
+
+def execute(path: Path, notebook: Any, kernel: Any) -> None:
+    """Runs it in its directory."""
+    nbclient = pytest.importorskip("nbclient")
+    nbclient.NotebookClient(
+        notebook, km=kernel, timeout=120, resources={"metadata": {"path": str(path.parent)}}
+    ).execute()
 
 
 def printed(notebook: Any) -> str:
