@@ -11,6 +11,7 @@ from specjax.drafting.jacobi import Jacobi
 from specjax.drafting.layer_skip import LayerSkip
 from specjax.drafting.lookahead import Lookahead
 from specjax.drafting.medusa import Medusa
+from specjax.drafting.other_tokenizer import OtherTokenizer
 from specjax.drafting.prompt_lookup import PromptLookup
 from specjax.drafting.recycling import Recycling
 from specjax.drafting.redrafter import RecurrentDrafter
@@ -29,6 +30,7 @@ __all__ = [
     "LayerSkip",
     "Lookahead",
     "Medusa",
+    "OtherTokenizer",
     "PromptLookup",
     "RecurrentDrafter",
     "Recycling",

@@ -28,12 +28,14 @@ from specjax.drafting.layer_skip import LayerSkip
 from specjax.drafting.lookahead import Lookahead
 from specjax.drafting.medusa import Medusa
 from specjax.drafting.mtp import MultiToken
+from specjax.drafting.other_tokenizer import OtherTokenizer, restrict
 from specjax.drafting.prompt_lookup import PromptLookup
 from specjax.drafting.recycling import Recycling
 from specjax.drafting.redrafter import RecurrentDrafter
 from specjax.drafting.retrieval import Retrieval, store_tables
 from specjax.drafting.suffix import Suffix
 from specjax.drafting.text_store import index_texts, load_store
+from specjax.drafting.token_map import map_tokens
 from specjax.models import Target, merge
 
 
@@ -84,6 +86,15 @@ def _draft_model(target: Target, source: str, num_nodes: int = 4) -> Drafting:
             f"{draft.config.head_size} and {target.config.head_size} ids); choose a draft of the same family"
         )
     return Drafting("draft_model", DraftModel(draft.config, num_nodes), draft.params, {})
+
+
+def _other_tokenizer(target: Target, source: str, num_nodes: int = 4, expansion: float = 2.0) -> Drafting:
+    """Any model that `load_target` reads, whatever its tokenizer."""
+    draft = checkpoints.load_target(source, dtype=target.config.dtype)
+    names = (target.name, source)
+    tables = map_tokens(target.tokenizer, draft.tokenizer, target.config.vocab_size, names=names).tables()
+    config, params = restrict(draft.config, draft.params, tables["draft_ids"])
+    return Drafting("other_tokenizer", OtherTokenizer(config, num_nodes, expansion), params, tables)
 
 
 def _mtp(target: Target, source: str, num_nodes: int = 0) -> Drafting:
@@ -232,6 +243,7 @@ DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "ensemble_union": _ensemble("ensemble_union", EnsembleUnion),
     "ensemble_vote": _ensemble("ensemble_vote", EnsembleVote, "accuracy"),
     "mtp": _mtp,
+    "other_tokenizer": _other_tokenizer,
     "prompt_lookup": _prompt_lookup,
     "redrafter": _redrafter,
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from specjax.decoding import Drafter
 from specjax.decoding.tree import TreeSpec
@@ -15,6 +16,7 @@ from specjax.drafting.eagle2 import EagleTree
 from specjax.drafting.hydra import Hydra
 from specjax.drafting.medusa import Medusa
 from specjax.drafting.mtp import MultiToken
+from specjax.drafting.other_tokenizer import OtherTokenizer, restrict
 from specjax.drafting.redrafter import RecurrentDrafter
 from specjax.drafting.registry import DRAFTERS, Drafting
 from specjax.drafting.retrieval import Retrieval, store_tables
@@ -90,6 +92,20 @@ def _redrafter(target: Target) -> Drafting:
     return fresh("redrafter", RecurrentDrafter(config, NODES, levels=2, beams=2), target)
 
 
+def _other_tokenizer(target: Target) -> Drafting:
+    """Three tokens are shared, under other ids; the fourth is spelt with two."""
+    draft = four_token_target(layers=1, seed=1)
+    draft_ids = jnp.asarray([2, 0, 1], jnp.int32)
+    config, params = restrict(draft.config, draft.params, draft_ids)
+    tables = {
+        "vocab": jnp.asarray([1, 2, 3], jnp.int32),
+        "draft_ids": draft_ids,
+        "pieces": jnp.asarray([[3, 1], [2, 0], [0, 0], [1, 0]], jnp.int32),
+        "counts": jnp.asarray([2, 1, 1, 1], jnp.int32),
+    }
+    return Drafting("other_tokenizer", OtherTokenizer(config, NODES), params, tables)
+
+
 def _retrieval(target: Target) -> Drafting:
     store = index_texts(["abcaabbccabcbacbcabbac"], target.tokenizer)
     return Drafting("retrieval", Retrieval(num_nodes=4, depth=2, min_match=1, candidates=4), {}, store_tables(store))
@@ -104,6 +120,7 @@ FRESH: dict[str, Callable[[Target], Drafting]] = {
     "hydra": _heads("hydra", Hydra, HydraConfig),
     "medusa": _heads("medusa", Medusa, MedusaConfig),
     "mtp": _mtp,
+    "other_tokenizer": _other_tokenizer,
     "redrafter": _redrafter,
     "retrieval": _retrieval,
 }
