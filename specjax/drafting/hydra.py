@@ -49,6 +49,8 @@ class Hydra(HeadsDrafter):
         nodes, tokens_bn = np.asarray([-1]), context.last(1)
         read_bnx = state.hidden[:, None]
         drafted: list[jax.Array] = []
+        order: list[int] = []  # of the nodes so far
+        draft_ids_ba = jnp.zeros((tokens_bn.shape[0], 0), jnp.int32)
         for level, children in enumerate(self.tree.levels):
             members = np.asarray(children)
             expanded = np.unique(parents[members])
@@ -56,14 +58,28 @@ class Hydra(HeadsDrafter):
             embeddings = network.read(target.embed(tokens_bn[:, at]))
             read_bnx = jnp.concatenate([read_bnx[:, at], embeddings], axis=-1)
             logits = network.logits(level, network(level, read_bnx))
+            # Penalties count a node's own ancestors.
+            on_path_bma = jnp.broadcast_to(self._on_path(expanded, order), (*logits.shape[:2], len(order)))
+            logits = context.process(logits, draft_ids_ba, on_path_bma, vocab)
             ids = likeliest(logits, int(ranks[members].max()) + 1)
             owner = np.searchsorted(expanded, parents[members])
             picked = ids[:, owner, ranks[members]]
             tokens_bn = picked if vocab is None else jnp.asarray(vocab)[picked]
             read_bnx, nodes = read_bnx[:, owner], members
             drafted.append(tokens_bn)
-        order = np.argsort(np.concatenate([np.asarray(level) for level in self.tree.levels]))
-        return self.tree.draft(jnp.concatenate(drafted, axis=1)[:, order], vocab=vocab), state, cache
+            order += children
+            draft_ids_ba = jnp.concatenate([draft_ids_ba, picked.astype(jnp.int32)], axis=1)
+        tokens_bn = jnp.concatenate(drafted, axis=1)[:, np.argsort(order)]
+        return self.tree.draft(tokens_bn, vocab=vocab), state, cache
+
+    def _on_path(self, expanded: np.ndarray, drafted: list[int]) -> np.ndarray:
+        """`[m, A]`: which of the nodes drafted so far are an expanded node or its ancestors."""
+        mask = np.zeros((len(expanded), len(drafted)), bool)
+        for row, node in enumerate(expanded):
+            while node >= 0:
+                mask[row, drafted.index(node)] = True
+                node = self.tree.parents[node]
+        return mask
 
 
 @flax.struct.dataclass

@@ -16,7 +16,10 @@ from specjax.models.medusa import MedusaConfig, MedusaHeads, heads_graph
 
 @dataclasses.dataclass(frozen=True)
 class Medusa(HeadsDrafter):
-    """Every node of depth i + 1 with rank r is head i's token of rank r, whatever stands before it."""
+    """Every node of depth i + 1 with rank r is head i's token of rank r, whatever stands before it.
+
+    Bias and penalties count: those of the committed text, as the heads do not know what else stands before.
+    """
 
     config: MedusaConfig
 
@@ -31,12 +34,12 @@ class Medusa(HeadsDrafter):
         keys: Keys,
     ) -> tuple[Draft, HeadsState, KVCache]:
         """One pass of the heads that the tree is deep."""
-        del target, context, keys
+        del target, keys
         network: MedusaHeads = merge(heads_graph(self.config)[0], params)
-        logits_bdv = network.logits(network(state.hidden, self.depth))
+        vocab = tables.get("vocab")
+        logits_bdv = context.process(network.logits(network(state.hidden, self.depth)), vocab=vocab)
         candidates_bdc = likeliest(logits_bdv, self.tree.max_children)
         heads, ranks = np.asarray(self.tree.node_depths) - 1, np.asarray(self.tree.child_ranks)
         ids_bn = candidates_bdc[:, heads, ranks]
-        vocab = tables.get("vocab")
         tokens_bn = ids_bn if vocab is None else jnp.asarray(vocab)[ids_bn]
         return self.tree.draft(tokens_bn, vocab=vocab), state, cache

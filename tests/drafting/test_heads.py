@@ -98,12 +98,18 @@ def by_hand(name, sub, hidden, root, path):
     return x @ params["lm_head"]["kernel"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_nodes_are_the_heads_candidates_of_their_own_path(name):
+PROCESSED = {"frequency_penalty": 2.0, "suppress_tokens": (4, 10)}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in NAMES), ("medusa", PROCESSED), ("hydra", PROCESSED)]
+)
+def test_nodes_are_the_heads_candidates_of_their_own_path(name, options):
+    """Under penalties too: Hydra counts the path, Medusa's heads know the committed text alone."""
     sub = subject(name)
     loop, weights = sub.loop(OneHot)
     prompts = [(1, 3, 4, 1), (7, 0, 2)]
-    state = decoding.prefill(loop, weights, [Request(p, 8) for p in prompts], context=64, seed=0)
+    state = decoding.prefill(loop, weights, [Request(p, 8, **options) for p in prompts], context=64, seed=0)
     target = merge(sub.graph, sub.target)
     propose = jax.jit(
         lambda s: sub.drafter.propose(sub.params, sub.tables, target, s.cache, s.drafter, s.context, None)
@@ -122,6 +128,10 @@ def test_nodes_are_the_heads_candidates_of_their_own_path(name):
         paths = {-1: ()}
         for node, (parent, rank) in enumerate(zip(TREE.parents, TREE.child_ranks, strict=True)):
             logits = by_hand(name, sub, hidden, root, paths[parent])
+            if options:
+                for token in (root, *(paths[parent] if name == "hydra" else ())):
+                    logits = logits - PROCESSED["frequency_penalty"] * (vocab == token)
+                logits = np.where(np.isin(vocab, PROCESSED["suppress_tokens"]), -np.inf, logits)
             token = int(vocab[np.argsort(-logits, kind="stable")[rank]])
             assert drafted[row, node] == token, (row, node)
             paths[node] = (*paths[parent], token)
