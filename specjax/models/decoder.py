@@ -7,6 +7,7 @@ again inside a trace (`merge`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -255,6 +256,13 @@ def _norm(config: ModelConfig, width: int) -> RMSNorm:
 
 def graph(config: ModelConfig) -> tuple[nnx.GraphDef[Decoder], Any]:
     """The static graph of a decoder and its parameter tree as `ShapeDtypeStruct`s, without allocating."""
+    graphdef, shapes = _graph(config)
+    return graphdef, jax.tree.map(lambda x: x, shapes)  # a tree of the caller's own
+
+
+@functools.lru_cache(maxsize=64)
+def _graph(config: ModelConfig) -> tuple[nnx.GraphDef[Decoder], Any]:
+    # Kept: a drafter asks for its network's graph whenever a loop around it is traced.
     rngs: Any = _OneKey()
     return split(nnx.eval_shape(lambda: Decoder(config, rngs=rngs)))
 
