@@ -2,6 +2,7 @@
 #
 #   PYTHON=python3.12     the interpreter that makes the environment
 #   VENV=.venv            where the environment is kept; made again when setup.py changes
+#   SHARD=0/4             for test-slow: the first quarter of the slow tests; results in runs/test-slow/0-of-4.xml
 #   SPECJAX_DATA=<path>   evaluation sets and reference data; tests that need them are skipped without it
 
 SHELL := /bin/bash
@@ -13,6 +14,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
+SHARD ?= 0/1
 
 # A path that was asked for must exist; the default may be absent.
 SPECJAX_DATA ?= ../shared/data
@@ -40,11 +42,12 @@ DISTRIBUTED := $(sort $(wildcard tests/distributed/test_*.py))
 help:
 	@echo "make demo              measure speculative decoding on a small instruct model (runs/quickstart)"
 	@echo "make test              the tests, those in tests/distributed on 8 simulated devices"
-	@echo "make test-slow         the tests that take long or need a download"
+	@echo "make test-slow         the tests that take long or need a download, every drafter with every rule among them;"
+	@echo "                       SHARD=0/4 runs the first quarter. Results: runs/test-slow/"
 	@echo "make test-distributed  only the tests on 8 simulated devices, each file in its own process"
 	@echo "make lint, make types  ruff; mypy"
 	@echo "make format            lay out the code as lint wants it"
-	@echo "make bench             every method on every shipped prompt (runs/full)"
+	@echo "make bench             the quickstart's methods, at every draft length, on every shipped prompt (runs/full)"
 	@echo "make report            one page of all benchmark runs in runs/ (runs/report.html)"
 	@echo "make zoo               train the drafters that ship in specjax/zoo again (runs/zoo)"
 	@echo "make clean             remove the environment, caches and build products; runs/ stays"
@@ -58,8 +61,9 @@ test: $(VENV)/.test
 	@$(call run-distributed,not slow)
 
 test-slow: $(VENV)/.test
-	$(TEST_ENV) $(PY) -m pytest -m slow --ignore=tests/distributed
-	@$(call run-distributed,slow)
+	$(TEST_ENV) $(PY) -m pytest -m slow --ignore=tests/distributed --shard=$(SHARD) \
+	  --junitxml=runs/test-slow/$(subst /,-of-,$(SHARD)).xml
+	@[ $(firstword $(subst /, ,$(SHARD))) -ne 0 ] || { $(call run-distributed,slow) }
 
 test-distributed: $(VENV)/.test
 	@$(call run-distributed,not slow)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import pitfalls
+from tests import pitfalls, shards
 
 
 def data_directory() -> Path | None:
@@ -41,6 +41,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run nothing: list the pitfalls (PITFALLS.md beside SPECJAX_DATA) that no test is marked for",
     )
+    parser.addoption("--shard", default="0/1", help="index/count: run every count-th of the chosen tests")
+
+
+@pytest.hookimpl(trylast=True)  # behind -m and -k, which choose
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    try:
+        index, count = shards.parse(config.option.shard)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    items[:], others = shards.part(items, index, count)
+    if others:
+        config.hook.pytest_deselected(items=others)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
