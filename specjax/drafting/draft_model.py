@@ -45,11 +45,14 @@ class DraftModel:
         config: the draft network; `head_size` below the target's vocabulary means a reduced draft vocabulary, whose
             target ids are `tables["vocab"]` `[Vd]`.
         num_nodes: gamma.
+        temperature: times the request's own gives the draft's temperature, above temperature 0. The recorded law is
+            the one drawn from, so that verification stays exact; acceptance is highest where the laws are closest.
         shares: parameter groups taken from the target by reference (`embed`).
     """
 
     config: ModelConfig
     num_nodes: int = 4
+    temperature: float = 1.0
     shares: tuple[str, ...] = ()
     taps: tuple[Tap, ...] = ()
     num_probes: int = 0
@@ -57,6 +60,8 @@ class DraftModel:
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
             raise ValueError(f"num_nodes={self.num_nodes}; a draft model drafts at least 1 token")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature={self.temperature} of a draft model; expected a factor above 0")
 
     @property
     def depth(self) -> int:
@@ -132,7 +137,7 @@ class DraftModel:
             if context.sampling.greedy:
                 law, pick = None, jnp.argmax(logits, -1).astype(jnp.int32)
             else:
-                law = log_law(logits, context.sampling)
+                law = log_law(logits / self.temperature, context.sampling)
                 pick = keys.sample(DRAFT, slot, law)
             return own, picks.at[:, slot].set(pick), pick if vocab is None else vocab[pick], law
 

@@ -71,12 +71,13 @@ def _prompt_lookup(target: Target, **options: Any) -> Drafting:
     return Drafting("prompt_lookup", PromptLookup(**options), {}, {})
 
 
-def _draft_model(target: Target, source: str, num_nodes: int = 4) -> Drafting:
+def _draft_model(target: Target, source: str, num_nodes: int = 4, temperature: float = 1.0) -> Drafting:
     """A zoo entry or saved drafter, or any model that `load_target` reads whose vocabulary is the target's."""
     if drafters.is_drafter(source):
         loaded = _trained(target, source, "draft_model")
         # The shared head is among the parameters by now; the embedding stays the target's.
-        drafter = DraftModel(loaded.config, num_nodes, shares=tuple(s for s in loaded.shares if s == "embed"))
+        shares = tuple(s for s in loaded.shares if s == "embed")
+        drafter = DraftModel(loaded.config, num_nodes, temperature, shares)
         return Drafting("draft_model", drafter, loaded.params, loaded.tables)
     draft = checkpoints.load_target(source, dtype=target.config.dtype)
     mine, theirs = target.tokenizer.fingerprint(), draft.tokenizer.fingerprint()
@@ -85,7 +86,7 @@ def _draft_model(target: Target, source: str, num_nodes: int = 4) -> Drafting:
             f"draft {source!r} and target {target.name!r} do not share a vocabulary (fingerprints {theirs} and {mine}, "
             f"{draft.config.head_size} and {target.config.head_size} ids); choose a draft of the same family"
         )
-    return Drafting("draft_model", DraftModel(draft.config, num_nodes), draft.params, {})
+    return Drafting("draft_model", DraftModel(draft.config, num_nodes, temperature), draft.params, {})
 
 
 def _other_tokenizer(target: Target, source: str, num_nodes: int = 4, expansion: float = 2.0) -> Drafting:

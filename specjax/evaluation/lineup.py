@@ -107,7 +107,7 @@ def enlist(
             loop, weights = make_loop(laid_out, drafting, sampling, **options)
             info = Info(
                 label=_label(lineup, label, temperature, size if len(sweep) > 1 else None),
-                method=name,
+                method=made.name,
                 rule=rule_label(rule or default_rule(drafter, sampling), loop.rule),
                 temperature=temperature,
                 top_k=lineup.top_k,

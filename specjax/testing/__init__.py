@@ -2,7 +2,7 @@
 
 from specjax.testing.contract import Subject, check_drafter, law_p_value
 from specjax.testing.laws import check_rule
-from specjax.testing.tiny import noisy_draft, tiny_target, tiny_tokenizer
+from specjax.testing.tiny import noisy_draft, tiny_target, tiny_tokenizer, with_noise
 
 __all__ = [
     "Subject",
@@ -12,4 +12,5 @@ __all__ = [
     "noisy_draft",
     "tiny_target",
     "tiny_tokenizer",
+    "with_noise",
 ]

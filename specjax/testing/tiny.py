@@ -78,7 +78,12 @@ def noisy_draft(target: Target, noise: float = 0.05, seed: int = 1) -> Any:
         noise: standard deviation over that of each weight matrix.
         seed: of the noise.
     """
-    leaves, structure = jax.tree.flatten(target.params)
+    return with_noise(target.params, noise, seed)
+
+
+def with_noise(params: Any, noise: float, seed: int = 1) -> Any:
+    """Parameters with normal noise on every matrix, of `noise` times its standard deviation."""
+    leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     noisy = [
         x + noise * jnp.std(x) * jax.random.normal(k, x.shape, x.dtype) if x.ndim == 2 else x
