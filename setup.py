@@ -21,6 +21,7 @@ CORE = [
     "etils[epath]>=1.12",
     "datasets>=3.0",
     "huggingface_hub>=0.30",
+    "pyarrow>=15.0",
     "tokenizers>=0.21",
     "transformers>=4.57",
     "jinja2>=3.1",

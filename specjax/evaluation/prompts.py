@@ -2,7 +2,7 @@
 
 Every loader returns a tuple of `Prompt`s in file order, and stops with one error that names the file and the
 line when a row is not what its format promises. The published sets are read from the files their authors
-publish; none of them ships with specjax.
+publish, JSON lines (also packed, `.gz`) or Parquet, on disk or on the Hugging Face hub; none ships with specjax.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from etils import epath
+
+from specjax.evaluation import hub
 
 MT_BENCH_CATEGORIES = (
     "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
@@ -194,7 +197,8 @@ def load_prompts(name_or_path: str | os.PathLike[str], limit_per_category: int |
     Args:
       name_or_path: one of
         - "shipped", or "shipped:code,maths" for some of its categories;
-        - a published set (the keys of `FORMATS`) and its file, as in "spec_bench:data/question.jsonl";
+        - a published set (the keys of `FORMATS`) and its file, as in "spec_bench:data/question.jsonl", or a file on
+          the hub, as in "gsm8k:hf://datasets/openai/gsm8k/main/test-00000-of-00001.parquet";
         - the path of a file of one's own (`prompt_file`).
       limit_per_category: keep the first so many of each category; all of them by default.
 
@@ -236,12 +240,12 @@ def _by_name(source: str) -> tuple[Prompt, ...]:
 def _load(path: str | os.PathLike[str], parse: Callable[[dict[str, Any], int], Prompt]) -> tuple[Prompt, ...]:
     """Parses every row of a JSON-lines file, and puts file and line in front of what is wrong with one."""
     prompts: dict[str, Prompt] = {}
-    for number, line in _lines(path):
+    for number, read in _rows(path):
         where = f"{os.fspath(path)}, line {number}"
         try:
-            row = json.loads(line)
+            row = read()
             if not isinstance(row, dict):
-                raise ValueError(f"expected a JSON object, got {line.strip()[:60]!r}")
+                raise ValueError(f"expected a JSON object, got {str(row)[:60]!r}")
             prompt = parse(row, number)
         except KeyError as error:
             raise ValueError(f"{where}: the row has no {error.args[0]!r}; its keys are {sorted(row)}") from error
@@ -255,16 +259,37 @@ def _load(path: str | os.PathLike[str], parse: Callable[[dict[str, Any], int], P
     return tuple(prompts.values())
 
 
-def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of every line that is not blank; `.gz` is unpacked."""
-    file = epath.Path(path)
+def _rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, Callable[[], Any]]]:
+    """Number (from 1) of every row, and what reads it."""
+    on_hub = os.fspath(path).startswith(hub.SCHEME)
+    file = epath.Path(hub.fetch_file(os.fspath(path)) if on_hub else path)
     if not file.is_file():
         raise FileNotFoundError(f"no prompt file at {os.fspath(path)!r}: expected the path of a JSON-lines file")
+    if file.suffix == ".parquet":
+        for number, row in enumerate(_parquet(file), start=1):
+            yield number, partial(dict, row)
+        return
+    for number, line in _lines(file):
+        yield number, partial(json.loads, line)
+
+
+def _parquet(file: epath.Path) -> list[dict[str, Any]]:
+    from pyarrow import ArrowInvalid, BufferReader, parquet
+
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(BufferReader(file.read_bytes())).to_pylist()
+    except ArrowInvalid as error:
+        raise ValueError(f"{file} is not a whole Parquet file: {error}") from error
+    return rows
+
+
+def _lines(file: epath.Path) -> Iterator[tuple[int, str]]:
+    """Number (from 1) and text of every line that is not blank; `.gz` is unpacked."""
     data = file.read_bytes()
     try:
         text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{os.fspath(path)} is not a whole UTF-8 JSON-lines file: {error}") from error
+        raise ValueError(f"{file} is not a whole UTF-8 JSON-lines file: {error}") from error
     # Not splitlines: JSON strings may hold U+2028 and its like, which are no line ends here.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():

@@ -1,0 +1,88 @@
+"""What the papers' benchmark configs share: the published setting, and a small one that two cores can run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import config_dict
+
+SMOLLM2 = "smollm2"
+DRAFT = "smollm2-135m-distilled"
+SPEC_BENCH = "spec_bench:$SPECJAX_DATA/spec_bench/question.jsonl"
+MT_BENCH = "mt_bench:$SPECJAX_DATA/mt_bench/question.jsonl"
+HUMANEVAL = "humaneval:$SPECJAX_DATA/humaneval/HumanEval.jsonl.gz"
+PLAIN = {"autoregressive": {"name": "autoregressive"}}
+
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+def choose(arg: str | None, settings: tuple[str, ...], paper: str) -> str:
+    """The setting that an argument names; the first by default.
+
+    Raises:
+        ValueError: there is no such setting.
+    """
+    if (arg or settings[0]) not in settings:
+        raise ValueError(f"unknown argument {arg!r} of configs/papers/{paper}.py; known: {', '.join(settings)}")
+    return arg or settings[0]
+
+
+def published(target: str, rows: Rows, numbers: Any, **changes: Any) -> config_dict.ConfigDict:
+    """A paper's own setting: its models, on one accelerator, greedy, batch 1.
+
+    Args:
+        target: hub id.
+        rows: drafters by label; plain decoding is added.
+        numbers: what the paper prints, kept with the results.
+        **changes: further fields.
+    """
+    fields = {
+        "prompts": MT_BENCH,
+        "prompts_fallback": "",
+        "prompts_per_category": 0,
+        "max_new_tokens": 1024,
+        "temperatures": (0.0,),
+        "layout": "plain",
+        "precision": "default",
+    }
+    return _benchmark({"source": target, "dtype": "bfloat16"}, rows, numbers, fields | changes)
+
+
+def small(rows: Rows, numbers: Any, **changes: Any) -> config_dict.ConfigDict:
+    """The same question on SmolLM2-135M-Instruct: 2 prompts of each of Spec-Bench's categories, 48 new tokens.
+
+    Arguments as in `published`. The shipped prompts take Spec-Bench's place where SPECJAX_DATA is not set.
+    """
+    fields = {
+        "prompts": SPEC_BENCH,
+        "prompts_fallback": "shipped",
+        "prompts_per_category": 2,
+        "max_new_tokens": 48,
+        "temperatures": (0.0,),
+        "layout": "packed",
+        "precision": "float32",
+    }
+    return _benchmark({"source": SMOLLM2, "dtype": "float32"}, rows, numbers, fields | changes)
+
+
+def _benchmark(
+    target: Mapping[str, str], rows: Rows, numbers: Any, fields: Mapping[str, Any]
+) -> config_dict.ConfigDict:
+    config = config_dict.ConfigDict(dict(fields))
+    config.target = dict(target)
+    config.system_prompt = config_dict.placeholder(str)
+    config.max_prompts = 0
+    config.long_prompts = "error"
+    config.top_k = 0
+    config.top_p = 1.0
+    config.seed = 0
+    config.rows = {**PLAIN, **rows}
+    config.only = ()
+    config.batch = 1
+    config.repeats = 1
+    config.near_tie_bound = 0.0
+    config.loop_threshold = 0.4
+    config.coloured_texts = 0
+    config.published = numbers
+    return config

@@ -1,0 +1,85 @@
+"""Every drafter of the zoo, as a chain and as a tree, on Spec-Bench's six categories; greedy and at T = 1, batch 1.
+
+    python -m experiments.benchmark --config=configs/zoo.py --workdir=runs/zoo_benchmark
+
+10 prompts a category, 128 new tokens; the rows are the entries that are in specjax/zoo when the config is read. The
+argument `quick` takes one prompt a category and 16 tokens, greedy. Spec-Bench is read from SPECJAX_DATA; the shipped
+prompts take its place where that is not set.
+"""
+
+from typing import Any
+
+from ml_collections import config_dict
+
+from specjax.checkpoints import drafters
+from specjax.checkpoints.safetensors import SINGLE, read_header
+
+CHAIN, TREE = 4, 10  # draft tokens
+LEVELS, TOP_K = 4, 3  # of dynamic trees
+SPEC_BENCH = "spec_bench:$SPECJAX_DATA/spec_bench/question.jsonl"
+
+
+def get_config(arg: str | None = None) -> config_dict.ConfigDict:
+    """The config of one run."""
+    if arg not in (None, "", "quick"):
+        raise ValueError(f"unknown argument {arg!r} of configs/zoo.py; known: quick")
+    quick = arg == "quick"
+    config = config_dict.ConfigDict()
+    config.target = {"source": "smollm2", "dtype": "float32"}
+    config.system_prompt = config_dict.placeholder(str)
+
+    config.prompts = SPEC_BENCH
+    config.prompts_fallback = "shipped"
+    config.prompts_per_category = 1 if quick else 10
+    config.max_prompts = 0
+    config.long_prompts = "error"  # or skip, which counts them
+    config.max_new_tokens = 16 if quick else 128
+
+    config.temperatures = (0.0,) if quick else (0.0, 1.0)
+    config.top_k = 0
+    config.top_p = 1.0
+    config.seed = 0
+
+    config.rows = {"autoregressive": {"name": "autoregressive"}, **zoo_rows()}
+    config.only = ()
+
+    config.batch = 1
+    config.repeats = 1
+    config.layout = "packed"
+    config.precision = "float32"
+    config.near_tie_bound = 0.0
+    config.loop_threshold = 0.4
+    config.coloured_texts = 3
+    return config
+
+
+def zoo_rows() -> dict[str, dict[str, Any]]:
+    """Rows of every entry of the zoo, by `<entry> chain` and `<entry> tree` where its method drafts trees."""
+    rows: dict[str, dict[str, Any]] = {}
+    for entry in drafters.zoo_entries():
+        for shape, row in entry_rows(entry).items():
+            rows[f"{entry} {shape}"] = row
+    return rows
+
+
+def entry_rows(entry: str) -> dict[str, dict[str, Any]]:
+    """Rows of one entry, or of any saved drafter, by shape."""
+    method, directory = drafters.saved_method(entry), drafters.find_drafter(entry)
+    if method is None or directory is None:
+        raise ValueError(f"{entry!r} is no saved drafter; the zoo has {', '.join(drafters.zoo_entries()) or 'none'}")
+    row = {"name": method, "source": entry}
+    if method in ("medusa", "hydra"):
+        calibrated = "tables.accuracy" in read_header(directory / SINGLE)
+        tree = {"tree": {**row, "tree": "calibrated", "nodes": TREE}} if calibrated else {}
+        return {"chain": {**row, "tree": "chain"}, **tree}
+    if method == "eagle":
+        tree = {"name": "eagle2", "source": entry, "num_nodes": TREE, "levels": LEVELS, "top_k": TOP_K}
+        return {"chain": {**row, "num_nodes": CHAIN}, "tree": tree}
+    if method == "eagle3":
+        tree = {**row, "num_nodes": TREE, "levels": LEVELS, "top_k": TOP_K}
+        return {"chain": {**row, "num_nodes": CHAIN}, "tree": tree}
+    if method == "draft_model":
+        return {"chain": {**row, "num_nodes": CHAIN}}
+    if method == "redrafter":
+        return {"tree": row}  # its beams
+    return {"chain": row}  # as many tokens as it was trained to draft

@@ -1,0 +1,105 @@
+"""Configs of the zoo, of Spec-Bench and of the papers: what they measure can be measured."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specjax import build
+from specjax.checkpoints import drafters
+
+ROOT = Path(__file__).resolve().parents[2]
+# The first of each is what no argument gives.
+PAPERS = {
+    "leviathan": ("small",),
+    "chen": ("small",),
+    "block_verification": ("vicuna7b", "small"),
+    "medusa": ("vicuna7b", "vicuna13b", "small"),
+    "hydra": ("vicuna7b", "vicuna13b", "small"),
+    "eagle": ("vicuna7b", "vicuna13b", "small"),
+    "lookahead": ("llama2_7b", "small"),
+    "layerskip": ("llama2_7b", "small"),
+    "spec_bench": ("vicuna7b", "small"),
+    "gloeckle": ("small",),
+}
+
+
+def check(config) -> None:
+    """Settings and rows are in range, drafters and rules exist, plain decoding takes part."""
+    build.settings_from_config(config)
+    lineup = build.lineup_from_config(config)
+    for row in lineup.rows.values():
+        build.lookup(build.DRAFTERS, row["name"], "drafter")
+        if row.get("rule"):
+            build.lookup(build.RULES, row["rule"], "rule")
+    assert any(row["name"] == "autoregressive" for row in lineup.kept.values())
+
+
+@pytest.mark.parametrize(("paper", "setting"), [(p, s) for p, settings in PAPERS.items() for s in settings])
+def test_a_paper(paper: str, setting: str) -> None:
+    config = build.load_config(f"configs/papers/{paper}.py", setting)
+    check(config)
+    assert config.published and config.is_locked
+    small = setting == "small" and paper != "gloeckle"
+    assert (config.target.source == "smollm2") is small
+    if setting == PAPERS[paper][0]:
+        assert build.load_config(f"configs/papers/{paper}.py") == config
+        with pytest.raises(ValueError, match=f"unknown argument 'large' of configs/papers/{paper}.py; known: .*small"):
+            build.load_config(f"configs/papers/{paper}.py", "large")
+
+
+def test_every_benchmark_config_of_a_paper_is_tested() -> None:
+    files = {path.stem for path in (ROOT / "configs" / "papers").glob("[!_]*.py") if "_base" in path.read_text()}
+    assert files == set(PAPERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "prompts", "tokens", "temperatures"),
+    [
+        ("spec_bench", None, 0, 128, (0.0, 1.0)),
+        ("spec_bench", "quick", 10, 64, (0.0, 1.0)),
+        ("spec_bench", "small", 2, 32, (0.0,)),
+        ("zoo", None, 10, 128, (0.0, 1.0)),
+        ("zoo", "quick", 1, 16, (0.0,)),
+    ],
+)
+def test_spec_bench_and_zoo(name: str, argument: str | None, prompts: int, tokens: int, temperatures: tuple) -> None:
+    config = build.load_config(f"configs/{name}.py", argument)
+    check(config)
+    assert config.prompts.startswith("spec_bench:$SPECJAX_DATA/")
+    assert (config.prompts_per_category, config.max_new_tokens, tuple(config.temperatures)) == (
+        prompts, tokens, temperatures,
+    )  # fmt: skip
+    for entry in drafters.zoo_entries():
+        assert any(f"{entry} {shape}" in config.rows for shape in ("chain", "tree"))
+    with pytest.raises(ValueError, match=f"unknown argument 'fast' of configs/{name}.py"):
+        build.load_config(f"configs/{name}.py", "fast")
+
+
+def test_rows_of_a_head_that_is_not_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from configs import zoo
+
+    entry = drafters.zoo_entries()[0]
+    assert zoo.entry_rows(entry)["chain"]["source"] == entry
+    folder = tmp_path / "heads"
+    shutil.copytree(drafters.ZOO / entry, folder)
+    file = folder / drafters.CONFIG
+    for method, shapes in {"medusa": {"chain"}, "eagle": {"chain", "tree"}, "eagle3": {"chain", "tree"}}.items():
+        file.write_text(file.read_text().replace(f'"{drafters.saved_method(folder)}"', f'"{method}"'))
+        rows = zoo.entry_rows(str(folder))
+        assert set(rows) == shapes and all(row["source"] == str(folder) for row in rows.values())
+    assert zoo.entry_rows(str(folder))["tree"]["levels"] == zoo.LEVELS
+    with pytest.raises(ValueError, match="'nothing' is no saved drafter; the zoo has"):
+        zoo.entry_rows("nothing")
+
+
+def test_errors_say_what_to_do(data_dir: Path) -> None:
+    """Unknown data sets and categories, before anything is loaded."""
+    from specjax.evaluation.prompts import load_prompts
+
+    with pytest.raises(ValueError, match="no prompts named 'specbench:x'.*did you mean 'spec_bench'.*humaneval"):
+        load_prompts("specbench:x")
+    with pytest.raises(ValueError, match="no prompts of category 'cod'; did you mean 'code'"):
+        load_prompts("shipped:cod")
