@@ -13,7 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from specjax.decoding import Context, Draft, Drafter, Keys, Kind, Sampling, Scores, Verdict, Widths
+from specjax.decoding import Context, Draft, Drafter, Keys, Kind, Sampling, Scores, Verdict, Widths, draft_passes
 from specjax.drafting.draft_model import DraftModel
 from specjax.models import Decoder, KVCache, Tap
 
@@ -128,7 +128,7 @@ class Adaptive:
     @property
     def draft_passes(self) -> int:
         """At most so many as the inner drafter makes."""
-        return getattr(self.inner, "draft_passes", self.num_nodes if isinstance(self.inner, DraftModel) else 1)
+        return draft_passes(self.inner)
 
     def kind(self, sampling: Sampling) -> Kind:
         """The inner drafter's."""

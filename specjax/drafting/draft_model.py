@@ -69,6 +69,11 @@ class DraftModel:
         return self.num_nodes
 
     @property
+    def draft_passes(self) -> int:
+        """One a token."""
+        return self.num_nodes
+
+    @property
     def graph(self) -> nnx.GraphDef[Decoder]:
         """The draft network's static graph."""
         return graph(self.config)[0]

@@ -70,6 +70,11 @@ class MultiToken:
         """The chain's length."""
         return self.num_nodes
 
+    @property
+    def draft_passes(self) -> int:
+        """One a depth."""
+        return self.num_nodes
+
     def kind(self, sampling: Sampling) -> Kind:
         """Greedy drafts are choices; sampled ones are drawn, one child a node."""
         return "fixed" if sampling.greedy else "iid"

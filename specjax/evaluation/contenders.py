@@ -20,12 +20,12 @@ from specjax.decoding import (
     Loop,
     Request,
     Weights,
-    make_sampling,
+    check_fault,
     read_row,
     request_keys,
+    request_sampling,
 )
 from specjax.decoding import generate as generate_all
-from specjax.drafting import DraftModel
 from specjax.evaluation.compilations import compilations
 from specjax.models import merge
 
@@ -165,8 +165,7 @@ class LoopContender:
         state = jax.block_until_ready(self.run(state, self._forever))
         end = time.perf_counter()
         completion = read_row(state, 0)
-        if completion.finish == "fault":
-            raise FloatingPointError(f"{self.info.label}: the target's logits are NaN in request {request.id}")
+        check_fault(completion, f"{self.info.label}, request {request.id}")
         return Timed(completion, prefilled - start, end - prefilled)
 
     def complete_all(self, requests: Sequence[Request], batch: int) -> tuple[list[Completion], float]:
@@ -212,19 +211,10 @@ class LoopContender:
             row[: len(request.prompt)] = request.prompt
         lengths = [len(r.prompt) for r in requests]
         limits = [min(len(r.prompt) + r.max_new_tokens, self.context) for r in requests]
-        sampling = make_sampling(
-            [r.temperature for r in requests], [r.top_k for r in requests], [r.top_p for r in requests]
-        )
+        sampling = request_sampling(requests)
         keys = request_keys(self.seed, [r.id for r in requests])
         arguments = (jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32), jnp.asarray(limits, jnp.int32))
         return jax.block_until_ready((*arguments, sampling, keys))
-
-
-def draft_passes(drafter: Any) -> int:
-    """Draft passes of one step: the drafter's `draft_passes`, or gamma for a draft model, none without a draft, one."""
-    if not drafter.num_nodes:
-        return 0
-    return getattr(drafter, "draft_passes", drafter.num_nodes if isinstance(drafter, DraftModel) else 1)
 
 
 def topology(loop: Loop, weights: Weights, state: DecodeState) -> str:

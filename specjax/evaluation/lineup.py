@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from specjax.decoding import make_sampling
-from specjax.evaluation.contenders import Contender, Info, LoopContender, draft_passes
+from specjax.decoding import draft_passes, make_sampling
+from specjax.evaluation.contenders import Contender, Info, LoopContender
 from specjax.evaluation.peers import PEERS, make_peers
 from specjax.models import Target, pack
 from specjax.verification.registry import label as rule_label

@@ -14,7 +14,7 @@ import pytest
 
 from specjax import decoding
 from specjax.build import Drafting, make_drafter
-from specjax.decoding import Draft, Keys, make_sampling
+from specjax.decoding import Draft, Keys, draft_passes, make_sampling
 from specjax.decoding.sampling import DRAFT
 from specjax.decoding.tree import chain
 from specjax.drafting import DraftModel, PromptLookup
@@ -27,7 +27,7 @@ from specjax.drafting.ensemble import (
     acceptance_by_share,
     assemble,
 )
-from specjax.drafting.ensemble.members import fold
+from specjax.drafting.ensemble.members import Stack, fold
 from specjax.drafting.ensemble.mixture import acceptance_gradient, mix
 from specjax.drafting.ensemble.proxy import pick
 from specjax.drafting.ensemble.union import join, merge_prefixes
@@ -398,3 +398,13 @@ def test_bytes_of_every_member_count() -> None:
     alone = Drafting("draft_model", draft, own, {}).param_bytes
     members, params, tables = assemble([draft, draft], [own, own], [{}, {}])
     assert Drafting("ensemble_union", EnsembleUnion(members), params, tables).param_bytes == 2 * alone
+
+
+def test_draft_passes_are_those_of_all_members():
+    """Two draft models of one config, which run stacked, and a lookup; each passes once a token."""
+    members = Members((Stack(DraftModel(config(), num_nodes=3), 2), PromptLookup(num_nodes=3)))
+    passes = {name: draft_passes(make(members)) for name, make in MAKERS.items()}
+    assert passes["union"] == passes["random_proxy"] == passes["calibrated_proxy"] == 3 + 3 + 1
+    assert passes["early_exit_proxy"] == 3 + 3 + 1 + 1
+    assert passes["mixture"] == passes["vote"] == 3 * (1 + 1 + 1)
+    assert passes["vote_on_runs"] == 2 * (2 + 2 + 1)

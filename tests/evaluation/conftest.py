@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specjax.decoding import Loop, Weights
+from specjax.decoding import Loop, Weights, draft_passes
 from specjax.drafting import Autoregressive, DraftModel, PromptLookup
-from specjax.evaluation.contenders import Info, LoopContender, draft_passes
+from specjax.evaluation.contenders import Info, LoopContender
 from specjax.models import Target
 from specjax.testing import noisy_draft, tiny_target
 from specjax.verification import Greedy

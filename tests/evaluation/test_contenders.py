@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from specjax import decoding
-from specjax.decoding import Request
-from specjax.evaluation.contenders import LoopContender, draft_passes
+from specjax.decoding import Request, draft_passes
+from specjax.evaluation.contenders import LoopContender
 from specjax.models import Target
 
 REQUEST = Request((5, 9, 5, 9, 7), 20)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.decoding import Context, Draft, Drafter, Keys, Kind, Sampling, Scores, Verdict
+from specjax.decoding import Context, Draft, Drafter, Keys, Kind, Sampling, Scores, Verdict, draft_passes
 from specjax.drafting.draft_model import DraftModel
 from specjax.models import Decoder, KVCache, Tap
 
@@ -71,6 +71,11 @@ class Members:
     def taps(self) -> tuple[Tap, ...]:
         """What any member reads of the target."""
         return tuple(dict.fromkeys(tap for drafter in self.drafters for tap in drafter.taps))
+
+    @property
+    def draft_passes(self) -> int:
+        """All members' passes in one draft of each; those of a stack count one by one."""
+        return sum(draft_passes(drafter) for drafter in self.drafters)
 
     def kinds(self, sampling: Sampling) -> set[Kind]:
         """The kinds of the members' drafts."""

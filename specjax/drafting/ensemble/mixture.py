@@ -70,6 +70,11 @@ class EnsembleMixture:
         """The chain's length."""
         return self.num_nodes
 
+    @property
+    def draft_passes(self) -> int:
+        """All members', one token at a time."""
+        return self.num_nodes * self.members.resized(1).draft_passes
+
     def kind(self, sampling: Sampling) -> Kind:
         """Drawn, even where every member's own choice is fixed."""
         return "fixed" if sampling.greedy else "iid"

@@ -97,6 +97,11 @@ class EnsembleProxy:
         """Whether the choice depends on tokens that were drawn."""
         return self.proxy == "early_exit"
 
+    @property
+    def draft_passes(self) -> int:
+        """All members', and the proxy's own where it is layers of the target."""
+        return self._sized.draft_passes + self.reads_tokens
+
     def kind(self, sampling: Sampling) -> Kind:
         """Fixed when chosen by its tokens; else as the members draft."""
         kinds = self.members.kinds(sampling)

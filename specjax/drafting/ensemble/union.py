@@ -47,6 +47,11 @@ class EnsembleUnion:
         """That of the deepest member."""
         return max(drafter.depth for drafter in self.members.drafters)
 
+    @property
+    def draft_passes(self) -> int:
+        """All members'."""
+        return self.members.draft_passes
+
     def kind(self, sampling: Sampling) -> Kind:
         """Siblings come from different laws, unless none was drawn at all."""
         return "fixed" if self.members.kinds(sampling) == {"fixed"} else "mixed"

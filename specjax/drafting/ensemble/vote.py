@@ -81,6 +81,11 @@ class EnsembleVote:
         """The chain's length."""
         return self.num_nodes
 
+    @property
+    def draft_passes(self) -> int:
+        """All members', one run at a time."""
+        return self.num_nodes // self.run * self.members.resized(self.run).draft_passes
+
     def kind(self, sampling: Sampling) -> Kind:
         """Votes are choices."""
         del sampling
