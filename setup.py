@@ -20,6 +20,7 @@ CORE = [
     "pyyaml>=6.0",
     "etils[epath]>=1.12",
     "datasets>=3.0",
+    "grain>=0.2.12",
     "huggingface_hub>=0.30",
     "pyarrow>=15.0",
     "tokenizers>=0.21",
@@ -39,7 +40,7 @@ EXTRAS = {
     "search": ["optuna>=4.0"],
     "notebooks": ["jupyterlab>=4.2", "jupytext>=1.16", "ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "launch": ["etils[epath-gcs]>=1.12"],
-    "test": [TORCH, "optuna>=4.0", "pytest>=8.3", "pytest-xdist>=3.6", "setuptools>=77"],
+    "test": [TORCH, "optuna>=4.0", "wandb>=0.19", "pytest>=8.3", "pytest-xdist>=3.6", "setuptools>=77"],
     "dev": ["ruff>=0.14", "mypy>=1.18", "pre-commit>=4.0"],
 }
 

@@ -44,6 +44,7 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "warmup": 50,
         "weight_decay": 0.01,
         "clip": 1.0,
+        "rates": (),  # pairs of where parameters lie and a factor on their rate, such as (("layers/0", 0.1),)
     }
     config.train = {
         "steps": 1500,
@@ -55,8 +56,14 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "precision": "float32",
         "accumulate": 1,
         "ema": 0.0,
+        "nonfinite": "stop",  # or skip: what a loss or gradient that is not finite leads to
     }
     # Devices: -1 takes those that the other axes leave. Presets say how each parameter tree is split.
     config.mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "dp", "drafter": "dp"}
     config.init_from = ""  # a run directory whose best parameters to start from
     return config
+
+
+def sweep() -> dict[str, tuple]:
+    """For experiments.sweep: learning rates, each with three seeds."""
+    return {"optimizer.learning_rate": (5e-4, 1e-3, 2e-3), "train.seed": (0, 1, 2)}

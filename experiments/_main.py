@@ -29,13 +29,9 @@ RESTART = 75  # EX_TEMPFAIL: interrupted, saved, to be started again with the sa
 # What a user can put right: printed as one line, exit code 2. Anything else is a fault of ours, with a traceback.
 EXPECTED = (
     ValueError,
-    FileNotFoundError,
-    NotADirectoryError,
-    ConnectionError,
-    PermissionError,
+    OSError,  # files, the network, a full disk, other processes
     FloatingPointError,
     ImportError,
-    TimeoutError,
 )
 
 

@@ -3,6 +3,9 @@
 The same command resumes; SIGTERM saves and ends with exit code 75, which schedulers take as "start it again".
 SPECJAX_DATA names the directory of the training text. At the end the best checkpoint is written as a drafter to
 `drafter/` in the run directory, where every program finds it.
+
+--wandb=offline or online also sends the metrics to Weights & Biases (`pip install 'specjax[wandb]'`); a resumed run goes
+on there under the same id, with no step twice. `wandb sync` uploads what was kept offline.
 """
 
 from __future__ import annotations
@@ -11,12 +14,17 @@ import os
 import signal
 from pathlib import Path
 
+import jax
 import ml_collections
-from absl import logging
+from absl import flags, logging
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments import _main
 from specjax import build
+from specjax.training.tracking import MODES, wandb_sink
+
+WANDB = flags.DEFINE_enum("wandb", "disabled", MODES, "whether Weights & Biases gets the metrics too")
+PROJECT = flags.DEFINE_string("wandb_project", "specjax", "of Weights & Biases")
 
 
 def main(config: ml_collections.ConfigDict) -> None:
@@ -28,19 +36,25 @@ def main(config: ml_collections.ConfigDict) -> None:
     trainer = build.build_training(config, target, Path(os.environ.get("SPECJAX_DATA", "../shared/data")))
     start = (lambda: build.best_params(config.init_from)[2]) if config.init_from else None
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(*columns) as progress:
+    with Progress(*columns, disable=jax.process_index() > 0) as progress:
         task = progress.add_task("training", total=trainer.config.steps)
 
         def report(step: int, values: dict[str, float]) -> None:
+            if jax.process_index():
+                return  # The first process speaks for all.
             progress.update(task, completed=step)
             # Accuracies by rank are many, and for the trees that are built from them.
             shown = {key.removeprefix("train/"): value for key, value in values.items() if "rank_" not in key}
             line = "  ".join(f"{key} {value:.4g}" for key, value in shown.items())
             progress.console.print(f"step {step}  {line}")
 
-        trainer.run(_main.workdir(), config.to_dict(), init=start, report=report, stop=lambda: bool(ending))
-    step = build.export_drafter(config, target, trainer, _main.workdir())
-    print(f"{'interrupted, saved' if ending else 'done'}: {_main.workdir()}; drafter/ is step {step}")
+        with wandb_sink(_main.workdir(), config.to_dict(), mode=WANDB.value, project=PROJECT.value) as sinks:
+            trainer.run(
+                _main.workdir(), config.to_dict(), init=start, sinks=sinks, report=report, stop=lambda: bool(ending)
+            )
+    if jax.process_index() == 0:
+        step = build.export_drafter(config, target, trainer, _main.workdir())
+        print(f"{'interrupted, saved' if ending else 'done'}: {_main.workdir()}; drafter/ is step {step}")
     if ending:
         raise SystemExit(_main.RESTART)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
-import importlib
 import importlib.util
+import inspect
+import numbers
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,13 @@ from specjax.checkpoints import drafters
 from specjax.checkpoints.rundir import RunDirectory
 from specjax.checkpoints.train_state import run_params
 from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights, make_sampling
+from specjax.drafting.lookup import lookup
 from specjax.drafting.registry import DRAFTERS, Drafting
 from specjax.evaluation.benchmark import Settings
 from specjax.evaluation.contenders import Contender
 from specjax.evaluation.lineup import Lineup, enlist
 from specjax.models import Target, pack
+from specjax.models.tokenizer import Tokenizer
 from specjax.parallel import AXES, PRESETS, Placement, make_mesh
 from specjax.training import (
     Document,
@@ -40,26 +43,11 @@ from specjax.training import (
     Trainer,
     TrainerConfig,
 )
-from specjax.training.data import answers_at, draft_vocabulary, text_rows
+from specjax.training.data import answers_at, draft_vocabulary, most_frequent, text_rows
 from specjax.training.objectives.registry import OBJECTIVES
+from specjax.training.user_data import DatasetConfig, DatasetRows, dataset_rows
 from specjax.verification import Block
 from specjax.verification.registry import RULES, is_lossy
-
-
-def lookup(registry: Mapping[str, Any], name: str, what: str) -> Any:
-    """A registry's entry, or what `package.module:name` points at.
-
-    Raises:
-        ValueError: unknown; suggests the nearest name and lists all.
-    """
-    if name in registry:
-        return registry[name]
-    module, _, attribute = name.partition(":")
-    if attribute:
-        return getattr(importlib.import_module(module), attribute)
-    close = difflib.get_close_matches(name, registry)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise ValueError(f"unknown {what} {name!r}; {hint}known: {', '.join(sorted(registry))}; or 'package.module:maker'")
 
 
 def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
@@ -70,9 +58,18 @@ def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
     """
     maker = lookup(DRAFTERS, name, "drafter")
     try:
-        return maker(target, **options)
+        inspect.signature(maker).bind(target, **options)
+        made = maker(target, **options)
     except TypeError as error:
-        raise ValueError(f"drafter {name!r} does not take these options ({options}): {error}") from error
+        takes = list(inspect.signature(maker).parameters.values())[1:]
+        raise ValueError(
+            f"drafter {name!r} does not take these options ({options}): {error}; it takes "
+            f"({', '.join(str(p).partition(':')[0] for p in takes)})"
+        ) from error
+    for field in ("num_nodes", "num_probes", "depth"):
+        if not isinstance(size := getattr(made.drafter, field), numbers.Integral):
+            raise ValueError(f"{field}={size!r} of drafter {name!r}; expected a whole number")
+    return made
 
 
 def default_rule(drafter: Drafter, sampling: Sampling) -> str:
@@ -171,6 +168,26 @@ def target_from_config(config: ml_collections.ConfigDict) -> Target:
     return checkpoints.load_target(config.source, dtype=config.get("dtype", "float32"))
 
 
+def config_module(path: str | Path) -> tuple[Any, str | None]:
+    """The module of a config file, and the argument in `file.py:arg`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file has no `get_config`.
+    """
+    text, _, tail = str(path).partition(".py:")
+    file = Path(text + ".py") if tail else Path(text)
+    if not file.is_file():
+        raise FileNotFoundError(f"no config file {file}; expected a Python file that defines get_config(arg)")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"{file} defines no get_config(arg)")
+    return module, tail or None
+
+
 def load_config(
     path: str | Path, arg: str | None = None, overrides: Sequence[str] | Mapping[str, Any] = ()
 ) -> ml_collections.ConfigDict:
@@ -185,17 +202,8 @@ def load_config(
         FileNotFoundError: no such file.
         ValueError: the file has no `get_config`, or an override names no field or has the wrong type.
     """
-    text, _, tail = str(path).partition(".py:")
-    file = Path(text + ".py") if tail else Path(text)
-    if not file.is_file():
-        raise FileNotFoundError(f"no config file {file}; expected a Python file that defines get_config(arg)")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise ValueError(f"{file} defines no get_config(arg)")
-    chosen = arg if arg is not None else (tail or None)
+    module, tail = config_module(path)
+    chosen = arg if arg is not None else tail
     config = module.get_config(chosen) if chosen is not None else module.get_config()
     override(config, overrides)
     return config.lock()
@@ -211,15 +219,25 @@ def override(config: ml_collections.ConfigDict, overrides: Sequence[str] | Mappi
         pairs = [item.partition("=") for item in overrides]
         overrides = {key.removeprefix("config."): _literal(value) for key, _, value in pairs}
     for key, value in overrides.items():
-        try:
-            config.update_from_flattened_dict({key: value})
-        except (KeyError, AttributeError) as error:
+        if not _has(config, key):
             fields = sorted(_flat(config))
             close = difflib.get_close_matches(key, fields)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            raise ValueError(f"unknown config field {key!r}; {hint}fields: {', '.join(fields)}") from error
+            raise ValueError(f"unknown config field {key!r}; {hint}fields: {', '.join(fields)}")
+        try:
+            config.update_from_flattened_dict({key: value})
         except TypeError as error:
             raise ValueError(f"config field {key!r} does not take {value!r}: {error}") from error
+
+
+def _has(config: ml_collections.ConfigDict, key: str) -> bool:
+    """Whether a dotted name exists; an unlocked config would take any."""
+    here: Any = config
+    for part in key.split("."):
+        if not isinstance(here, ml_collections.ConfigDict) or part not in here:
+            return False
+        here = here[part]
+    return True
 
 
 def _flat(config: ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
@@ -251,6 +269,11 @@ def placement_from_config(config: ml_collections.ConfigDict, target: Target) -> 
     sizes = {axis: config.mesh[axis] for axis in AXES}
     for preset in (config.mesh.target, config.mesh.drafter):
         lookup(PRESETS, preset, "sharding preset")
+    if set(sizes.values()) == {1} and jax.process_count() > 1:
+        raise ValueError(
+            f"config.mesh is of one device, and this is a run of {jax.process_count()} processes, which would each "
+            "train alone: spread it, for instance with --config.mesh.data=-1"
+        )
     if set(sizes.values()) == {1} or (jax.device_count() == 1 and set(sizes.values()) <= {1, -1}):
         return None
     return Placement(make_mesh(**sizes), config.mesh.target, config.mesh.drafter, target.config.head_dim)
@@ -279,20 +302,27 @@ def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: 
     name = options.pop("name")
     objective = lookup(OBJECTIVES, name, "objective")(target, **options)
     data = config.data
-    online = tuple(data.taps) if data.get("online") else None
-    if "store" in data and online is None:
-        train: Source = HiddenStates(data.store, target, max_shards=data.max_shards or None)
-        held_out: dict[str, Source] = {k: HiddenStates(path, target) for k, path in data.held_out.items()}
+    online = _online_taps(data, objective)
+    if "dataset" in data:
+        found = dataset_from_config(data, target.tokenizer)
+        train: Source = found.train
+        held_out: dict[str, Source] = {"held_out": found.held_out}
+        vocab = most_frequent(found.answer_tokens, options["draft_vocab"], target.eos_ids)
     else:
-        # A negative temperature takes every answer.
-        wanted = data.temperature if data.temperature >= 0 else None
-        train = text_rows(data_dir / data.text, target, data.row_length, wanted)
-        held_out = {
-            k: text_rows(data_dir / data.held_out_text, target, data.row_length, t, data.held_out_rows)
-            for k, t in {"greedy": 0.0, "sampled": 1.0}.items()
-        }
+        if "store" in data and online is None:
+            train = HiddenStates(data.store, target, max_shards=data.max_shards or None)
+            held_out = {k: HiddenStates(path, target) for k, path in data.held_out.items()}
+        else:
+            # A negative temperature takes every answer.
+            wanted = data.temperature if data.temperature >= 0 else None
+            train = text_rows(data_dir / data.text, target, data.row_length, wanted)
+            held_out = {
+                k: text_rows(data_dir / data.held_out_text, target, data.row_length, t, data.held_out_rows)
+                for k, t in {"greedy": 0.0, "sampled": 1.0}.items()
+            }
+        vocab = draft_vocabulary(data_dir / data.text, target, options["draft_vocab"])
     placement = placement_from_config(config, target)
-    tables = {"vocab": draft_vocabulary(data_dir / data.text, target, options["draft_vocab"])}
+    tables = {"vocab": vocab}
     return Trainer(
         target=place_target(target, placement),
         objective=objective,
@@ -306,6 +336,25 @@ def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: 
     )
 
 
+def dataset_from_config(data: ml_collections.ConfigDict, tokenizer: Tokenizer) -> DatasetRows:
+    """The packed rows of `data.dataset`."""
+    return dataset_rows(
+        DatasetConfig(**data.dataset.to_dict()),
+        tokenizer,
+        row_length=data.row_length,
+        held_out_rows=data.held_out_rows,
+        cache=data.cache or None,
+    )
+
+
+def _online_taps(data: ml_collections.ConfigDict, objective: Any) -> tuple[Any, ...] | None:
+    """The layer inputs that the target computes in the step, as the config or else the objective says; None offline."""
+    if not data.get("online"):
+        return None
+    own = getattr(getattr(objective, "config", None), "taps", ())
+    return tuple(data.taps) or tuple(tap for tap in own if isinstance(tap, int))
+
+
 def best_params(run: str | epath.Path) -> tuple[int, dict[str, float], Any]:
     """Step, held-out metrics and trained parameters of the best checkpoint of a training run."""
     directory = RunDirectory(run)
@@ -313,7 +362,7 @@ def best_params(run: str | epath.Path) -> tuple[int, dict[str, float], Any]:
 
 
 def export_drafter(config: ml_collections.ConfigDict, target: Target, trainer: Trainer, run: str | epath.Path) -> int:
-    """Writes the best checkpoint of a run as a drafter, to `drafter/` within it.
+    """Writes the best checkpoint of a run as a drafter, to `drafter/` within it; for one of several processes alone.
 
     Args:
         config: that the run was made with.
@@ -379,7 +428,9 @@ __all__ = [
     "Drafting",
     "best_params",
     "build_training",
+    "config_module",
     "contenders",
+    "dataset_from_config",
     "default_rule",
     "drafter_from_config",
     "export_drafter",

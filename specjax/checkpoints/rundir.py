@@ -6,8 +6,8 @@ Object stores neither append nor rename, so nothing here does: metrics go to num
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 from etils import epath
@@ -51,7 +51,9 @@ class RunDirectory:
         theirs = self.config()
         old, new = _flat(theirs), _flat(mine)
         differ = [
-            k for k in sorted(old.keys() | new.keys()) if k not in free and old.get(k, _ABSENT) != new.get(k, _ABSENT)
+            k
+            for k in sorted(old.keys() | new.keys())
+            if k not in free and old.get(k, _ABSENT) != new.get(k, _ABSENT) and not (k not in old and _off(new[k]))
         ]
         if differ:
             lines = "\n".join(f"  {k}: there {old.get(k, _ABSENT)!r}, here {new.get(k, _ABSENT)!r}" for k in differ)
@@ -79,23 +81,30 @@ class RunDirectory:
             rows = [row for row in rows if row["step"] <= start] + lines[1:]
         return rows
 
-    def writer(self, resumed_from: int) -> MetricsWriter:
-        """A writer whose rows replace those after step `resumed_from`."""
-        return MetricsWriter(self.path / METRICS, len(list(self._parts())), resumed_from)
+    def writer(self, resumed_from: int, sinks: Sequence[Sink] = ()) -> MetricsWriter:
+        """A writer whose rows replace those after step `resumed_from`, and go to the sinks as well."""
+        return MetricsWriter(self.path / METRICS, len(list(self._parts())), resumed_from, sinks)
 
     def _parts(self) -> Iterator[epath.Path]:
         folder = self.path / METRICS
         yield from sorted(folder.glob("part-*.jsonl")) if folder.exists() else ()
 
 
+class Sink(Protocol):
+    """A further place for metrics, beside the run directory."""
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Takes rows with `step` and values, that a checkpoint has been made of."""
+
+
 class MetricsWriter:
     """Collects rows and writes them as one new part at each flush."""
 
-    def __init__(self, folder: epath.Path, part: int, resumed_from: int):
-        self._folder, self._part, self._start = folder, part, resumed_from
+    def __init__(self, folder: epath.Path, part: int, resumed_from: int, sinks: Sequence[Sink] = ()):
+        self._folder, self._part, self._start, self._sinks = folder, part, resumed_from, sinks
         self._rows: list[dict[str, Any]] = []
 
-    def write(self, step: int, **values: float | int | str) -> None:
+    def write(self, step: int, **values: float | int | str | list[int]) -> None:
         """Adds a row."""
         self._rows.append({"step": step, **values})
 
@@ -107,10 +116,17 @@ class MetricsWriter:
         lines = [{"resumed_from": self._start}, *self._rows]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (self._folder / f"part-{self._part:06d}.jsonl").write_text(text)
+        for sink in self._sinks:
+            sink.write(self._rows)
         self._part, self._start, self._rows = self._part + 1, self._rows[-1]["step"], []
 
 
 _ABSENT = "(absent)"
+
+
+def _off(value: Any) -> bool:
+    """A setting that asks for nothing; a run of a time when it did not exist had it so."""
+    return value in (None, "", 0, False, [])
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -49,15 +49,27 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Document:
-    """One prompt and its answer as token ids.
+    """One prompt and its answer as token ids, or a conversation of several.
 
     Attributes:
         tokens: int32 `[n]`.
-        prompt_length: tokens before the answer.
+        prompt_length: tokens before the first answer.
+        answer: bool `[n]`, which tokens are part of an answer; None for all from `prompt_length` on.
     """
 
     tokens: np.ndarray
     prompt_length: int
+    answer: np.ndarray | None = None
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Bool `[n]`: the tokens that are part of an answer."""
+        return np.arange(len(self.tokens)) >= self.prompt_length if self.answer is None else self.answer
+
+    def cut(self, length: int) -> Document:
+        """Its first `length` tokens."""
+        answer = None if self.answer is None else self.answer[:length]
+        return Document(self.tokens[:length], self.prompt_length, answer)
 
 
 @flax.struct.dataclass
@@ -169,7 +181,7 @@ def pack(documents: Sequence[Document], length: int, open_rows: int = 32) -> tup
     for document in documents:
         if len(document.tokens) > length:
             cut += 1
-            document = Document(document.tokens[:length], document.prompt_length)
+            document = document.cut(length)
         size = len(document.tokens)
         fits = [i for i, (used, _) in enumerate(rows) if used + size <= length]
         if fits:
@@ -198,31 +210,10 @@ def lay_out(rows: Sequence[Sequence[Document]], length: int) -> Batch:
             tokens[b, start:end] = document.tokens
             positions[b, start:end] = np.arange(end - start)
             segments[b, start:end] = number
-            response[b, start + document.prompt_length : end] = True
+            response[b, start:end] = document.mask
             start = end
         positions[b, start:] = np.arange(length - start)
     return Batch(tokens, positions, segments, response)
-
-
-def batches(rows: int, batch: int, seed: int, start: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Endless batches of row indices: step number and int indices `[batch]`.
-
-    The rows of step s are a pure function of (rows, batch, seed, s), so a resumed run sees what it would have seen.
-
-    Raises:
-        ValueError: a batch is larger than the data.
-    """
-    if not 0 < batch <= rows:
-        raise ValueError(f"batch={batch} rows of a data set of {rows} rows; expected 1 to {rows}")
-    per_epoch = rows // batch
-    step, epoch, permutation = start, -1, np.zeros(0, int)
-    while True:
-        if step // per_epoch != epoch:
-            epoch = step // per_epoch
-            permutation = order(rows, seed, epoch)
-        first = (step % per_epoch) * batch
-        yield step, permutation[first : first + batch]
-        step += 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,17 +262,22 @@ def draft_vocabulary(path: str | epath.Path, target: Target, size: int) -> np.nd
 
 
 def frequent_tokens(answers: Sequence[Answer], size: int, always: Sequence[int] = ()) -> np.ndarray:
-    """The draft vocabulary: the `size` most frequent tokens of the answers, sorted int32 ids.
+    """The draft vocabulary: the `size` most frequent tokens of the answers, sorted int32 ids; see `most_frequent`."""
+    return most_frequent(np.concatenate([answer.response_ids for answer in answers]), size, always)
+
+
+def most_frequent(tokens_n: np.ndarray, size: int, always: Sequence[int] = ()) -> np.ndarray:
+    """The `size` most frequent of some tokens, sorted int32 ids.
 
     Args:
-        answers: text that the target wrote.
+        tokens_n: of the text.
         size: tokens to keep.
         always: ids that are kept whatever their count (end of text).
 
     Raises:
         ValueError: the text has fewer distinct tokens than `size`.
     """
-    counts = np.bincount(np.concatenate([answer.response_ids for answer in answers]).astype(np.int64))
+    counts = np.bincount(tokens_n.astype(np.int64))
     counts = np.pad(counts, (0, max(0, max(always, default=0) + 1 - len(counts))))
     counts[list(always)] = counts.max() + 1
     distinct = int(np.count_nonzero(counts))

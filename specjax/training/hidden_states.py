@@ -118,6 +118,8 @@ def _text_hash(documents: Sequence[Document]) -> str:
     for document in documents:
         digest.update(np.asarray([len(document.tokens), document.prompt_length], np.int64).tobytes())
         digest.update(document.tokens.tobytes())
+        if document.answer is not None:
+            digest.update(document.answer.tobytes())
     return digest.hexdigest()
 
 

@@ -31,6 +31,8 @@ class OptimizerConfig:
         b2: decay of the second.
         weight_decay: on matrices only.
         clip: of the gradient's global norm; 0 for none.
+        rates: pairs of a parameter path's beginning, such as `lm_head` or `layers/0`, and the factor on the learning
+            rate of what lies there, 0 to freeze it; the first that fits counts, 1 where none does.
     """
 
     learning_rate: float
@@ -42,6 +44,7 @@ class OptimizerConfig:
     b2: float = 0.95
     weight_decay: float = 0.0
     clip: float = 1.0
+    rates: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -52,6 +55,9 @@ class OptimizerConfig:
             raise ValueError(
                 f"warmup={self.warmup} of steps={self.steps}; expected at least 0 and fewer than the steps"
             )
+        for pair in self.rates:
+            if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and pair[1] >= 0):
+                raise ValueError(f"rates: {pair!r}; expected a pair of a path and a factor of 0 or more")
 
 
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:
@@ -72,7 +78,42 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         weight_decay=config.weight_decay,
         mask=lambda params: _matrices(params),
     )
+    if config.rates:
+        adamw = optax.chain(adamw, _scale_by_path(config.rates))
     return optax.chain(optax.clip_by_global_norm(config.clip), adamw) if config.clip else adamw
+
+
+def _scale_by_path(rates: tuple[tuple[str, float], ...]) -> optax.GradientTransformation:
+    """Multiplies updates by the factor of the first path that fits.
+
+    Raises:
+        ValueError: at the start, a path that no parameter has; lists those there are.
+    """
+
+    def fits(path: str, start: str) -> bool:
+        return path == start or path.startswith(start + "/")
+
+    def init(params: optax.Params) -> optax.EmptyState:
+        paths = [_path(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+        for start, _ in rates:
+            if not any(fits(path, start) for path in paths):
+                raise ValueError(f"rates: no parameter lies at {start!r}; there are {', '.join(paths)}")
+        return optax.EmptyState()
+
+    def update(updates: optax.Updates, state: optax.EmptyState, params: optax.Params | None = None) -> tuple:
+        del params
+
+        def scaled(path: tuple, update: jax.Array) -> jax.Array:
+            factor = next((f for start, f in rates if fits(_path(path), start)), 1.0)
+            return update if factor == 1.0 else update * jax.numpy.asarray(factor, update.dtype)
+
+        return jax.tree_util.tree_map_with_path(scaled, updates), state
+
+    return optax.GradientTransformation(init, update)
+
+
+def _path(keys: tuple) -> str:
+    return "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
 
 
 def _matrices(params: optax.Params) -> optax.Params:

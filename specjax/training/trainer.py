@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from etils import epath
+from jax.experimental import multihost_utils
 
-from specjax.checkpoints.rundir import RunDirectory
+from specjax.checkpoints.rundir import MetricsWriter, RunDirectory, Sink
 from specjax.checkpoints.train_state import Checkpoints
 from specjax.models import Tap, merge
 from specjax.models.target import Target
 from specjax.parallel import Placement
-from specjax.training.data import Batch, batches
-from specjax.training.objectives.base import Loss, Objective
-from specjax.training.online import with_hidden_states
+from specjax.training import feed
+from specjax.training.data import Batch
+from specjax.training.feed import Source
+from specjax.training.objectives.base import Objective
 from specjax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from specjax.training.step import Statics, TrainState, evaluate, update
 
-
-class Source(Protocol):
-    """Packed rows by index: a hidden-state store, or text laid out in memory."""
-
-    @property
-    def rows(self) -> int:
-        """How many there are."""
-
-    def batch(self, rows: np.ndarray) -> Batch:
-        """The rows with these indices."""
+PATIENCE = 10  # Updates in a row that may be skipped.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,9 +45,11 @@ class TrainerConfig:
         accumulate: parts that a batch is split into, one forward and backward pass each; the update is that of the
             whole batch.
         ema: decay of an exponential moving average of the parameters, which is then evaluated and exported; 0 for none.
+        nonfinite: what a loss or gradient that is not finite leads to: `stop`, or `skip`, which drops the update, keeps
+            the ids of the rows among the metrics (`train/skipped_rows`) and stops after ten in a row.
 
     Raises:
-        ValueError: a batch that does not split into its parts, or a decay outside [0, 1).
+        ValueError: a batch that does not split into its parts, a decay outside [0, 1), or an unknown `nonfinite`.
     """
 
     steps: int
@@ -68,34 +61,15 @@ class TrainerConfig:
     precision: str = "float32"
     accumulate: int = 1
     ema: float = 0.0
+    nonfinite: str = "stop"
 
     def __post_init__(self) -> None:
         if self.accumulate < 1 or self.batch % self.accumulate:
             raise ValueError(f"accumulate={self.accumulate}: expected a divisor of batch={self.batch}")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema={self.ema}: expected 0 for none, or a decay below 1")
-
-
-@flax.struct.dataclass
-class TrainState:
-    """All that changes in training.
-
-    Attributes:
-        params: trainable parameters.
-        opt_state: of the optimizer.
-        step: int32 scalar, updates made; data order and randomness are functions of it.
-        average: exponential moving average of the parameters; None without one.
-    """
-
-    params: Any
-    opt_state: Any
-    step: jax.Array
-    average: Any = None
-
-    @property
-    def evaluated(self) -> Any:
-        """The parameters that are evaluated and exported."""
-        return self.params if self.average is None else self.average
+        if self.nonfinite not in ("stop", "skip"):
+            raise ValueError(f"nonfinite={self.nonfinite!r}: expected 'stop' or 'skip'")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,18 +116,15 @@ class Trainer:
 
     def load(self, source: Source, rows: np.ndarray) -> Batch:
         """Rows of a source, filled up to a whole batch with empty ones, where the step expects them."""
-        if self.placement is None:
-            return _fill(source.batch(rows), self.config.batch)
-        whole = np.concatenate([rows, np.full(self.config.batch - len(rows), -1)])
-        return self.placement.rows(lambda some: _with_empty(source, some), whole)
+        return feed.load(source, rows, self.config.batch, self.placement)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update; the state is consumed."""
-        return _step(self._statics, state, self.target.params, self.tables, batch)
+        return update(self._statics, state, self.target.params, self.tables, batch)
 
     def lower(self, batch: Any) -> jax.stages.Lowered:
         """The update, lowered for a batch of abstract arrays, to be compiled for devices that may not be here."""
-        return _step.lower(self._statics, self._abstract(), self.target.params, self.tables, batch)
+        return update.lower(self._statics, self._abstract(), self.target.params, self.tables, batch)
 
     def evaluate(self, params: Any) -> dict[str, float]:
         """`<set>/<metric>` over all rows of every held-out set, each position counted once."""
@@ -163,7 +134,7 @@ class Trainer:
             for first in range(0, source.rows, self.config.batch):
                 rows = np.arange(first, min(first + self.config.batch, source.rows))
                 batch = self.load(source, rows)
-                loss = _evaluate(self._statics, params, self.target.params, self.tables, batch)
+                loss = evaluate(self._statics, params, self.target.params, self.tables, batch)
                 parts = {"loss": (loss.sum, loss.weight), **loss.metrics}
                 for key, part in parts.items():
                     totals[key] = totals.get(key, np.zeros(2)) + np.asarray(part, np.float64)
@@ -176,6 +147,7 @@ class Trainer:
         config: Mapping[str, Any],
         *,
         init: Callable[[], Any] | None = None,
+        sinks: Sequence[Sink] = (),
         report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> TrainState:
@@ -185,25 +157,28 @@ class Trainer:
             workdir: run directory, local or gs://.
             config: what the run is, recorded and compared on resume.
             init: gives the parameters to start from; only called for a fresh run.
+            sinks: further places for the metrics; each gets them with the checkpoint that makes them last.
             report: called with step and metrics at every logged step and evaluation.
-            stop: asked after every step; True saves and ends early.
+            stop: asked after every step (of several processes: at every logged one); True of any saves and ends early.
 
         Raises:
             ValueError: the directory belongs to another config.
-            FloatingPointError: the loss is not finite; names the step and the rows of its batch.
+            FloatingPointError: a loss or gradient is not finite; names the step and the rows of its batch.
+            OSError: a checkpoint cannot be written or read; names the last good one.
         """
         run = RunDirectory(workdir)
         if jax.process_index() == 0:
-            run.claim(config, free=("train.steps",))  # A run may be trained for longer.
+            run.claim(config, free=("train.steps", "train.nonfinite"))  # A run may be trained for longer.
         checkpoints = Checkpoints(run.checkpoints, self.config.best)
         with self.placement.active() if self.placement is not None else contextlib.nullcontext():
-            return self._run(run, checkpoints, init, report, stop)
+            return self._run(run, checkpoints, init, sinks, report, stop)
 
     def _run(
         self,
         run: RunDirectory,
         checkpoints: Checkpoints,
         init: Callable[[], Any] | None,
+        sinks: Sequence[Sink],
         report: Callable[[int, dict[str, float]], None],
         stop: Callable[[], bool],
     ) -> TrainState:
@@ -211,8 +186,8 @@ class Trainer:
             state = checkpoints.restore(self._abstract())
             if state is None:
                 state = self._place(self.init(init() if init is not None else None))
-                self._save(checkpoints, run.writer(-1), state, report)
-            return self._loop(run, checkpoints, state, report, stop)
+                self._save(checkpoints, run.writer(-1, sinks), state, report)
+            return self._loop(run, checkpoints, state, sinks, report, stop)
         finally:
             checkpoints.close()
 
@@ -228,9 +203,9 @@ class Trainer:
         return jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), shapes, places)
 
     @property
-    def _statics(self) -> _Statics:
+    def _statics(self) -> Statics:
         c = self.config
-        return _Statics(
+        return Statics(
             self.target.graph,
             self.objective,
             self.optimizer,
@@ -247,33 +222,35 @@ class Trainer:
         run: RunDirectory,
         checkpoints: Checkpoints,
         state: TrainState,
+        sinks: Sequence[Sink],
         report: Callable[[int, dict[str, float]], None],
         stop: Callable[[], bool],
     ) -> TrainState:
         c, start = self.config, int(state.step)
-        writer, schedule = run.writer(start), make_schedule(self.optimizer)
-        clock, seen = time.monotonic(), 0
-        for step, rows in batches(self.train.rows, c.batch, c.seed, start):
-            if step >= c.steps:
-                break
-            state, metrics = self.step(state, self.load(self.train, rows))
-            done, seen = step + 1, seen + 1
-            ending = done == c.steps or stop()
-            if done % c.log_every == 0 or ending:
-                values = {f"train/{key}": float(value) for key, value in metrics.items()}
-                if not math.isfinite(values["train/loss"]):
-                    raise FloatingPointError(
-                        f"the loss of step {done} is {values['train/loss']} (rows {rows.tolist()}): lower the "
-                        f"learning rate, or look at these rows; the last good checkpoint is {checkpoints.latest}"
-                    )
-                values["train/learning_rate"] = float(schedule(step))
-                values["train/rows_per_second"] = seen * c.batch / (time.monotonic() - clock)
-                clock, seen = time.monotonic(), 0
-                writer.write(done, **values)
-                report(done, values)
-            if done % c.eval_every == 0 or ending:
+        writer, schedule = run.writer(start, sinks), make_schedule(self.optimizer)
+        guard = _Guard(c.nonfinite, writer, lambda: checkpoints.latest)
+        clock = time.monotonic()
+        for done, (rows, batch) in enumerate(
+            feed.feed(self.train, c.batch, c.seed, start, c.steps, self.placement), start + 1
+        ):
+            state, metrics = self.step(state, batch)
+            guard.saw(done, rows, metrics)
+            logging, saving = done % c.log_every == 0, done % c.eval_every == 0
+            ending = done == c.steps or _any_process(stop, asked=logging or saving)
+            if not (logging or saving or ending):
+                continue
+            good = guard.check()
+            if good and (logging or ending):
+                seconds, (last, metrics) = time.monotonic() - clock, good[-1]
+                values = {f"train/{key}": float(value) for key, value in metrics.items() if key != "finite"}
+                values["train/learning_rate"] = float(schedule(last - 1))
+                values["train/rows_per_second"] = len(good) * c.batch / seconds
+                values["train/tokens_per_second"] = sum(float(m["tokens"]) for _, m in good) / seconds
+                writer.write(last, **values)
+                report(last, values)
+            if saving or ending:
                 self._save(checkpoints, writer, state, report)
-                clock, seen = time.monotonic(), 0
+            clock = time.monotonic()
             if ending:
                 break
         return state
@@ -281,7 +258,7 @@ class Trainer:
     def _save(
         self,
         checkpoints: Checkpoints,
-        writer: Any,
+        writer: MetricsWriter,
         state: TrainState,
         report: Callable[[int, dict[str, float]], None],
     ) -> None:
@@ -292,95 +269,45 @@ class Trainer:
         writer.flush()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Statics:
-    """The hashable part of a compiled step."""
+class _Guard:
+    """Looks for losses that are not finite, without waiting for every step: metrics are kept until they are needed."""
 
-    graph: Any
-    objective: Objective
-    optimizer: OptimizerConfig
-    placement: Placement | None
-    online: tuple[Tap, ...] | None
-    precision: str
-    seed: int
-    accumulate: int
-    ema: float
+    def __init__(self, policy: str, writer: MetricsWriter, latest: Callable[[], int | None]):
+        self._policy, self._writer, self._latest = policy, writer, latest
+        self._seen: list[tuple[int, np.ndarray, dict[str, jax.Array]]] = []
+        self._skipped = 0
 
-    def loss(self, params: Any, target_params: Any, tables: Any, batch: Batch, key: jax.Array | None) -> Loss:
-        with jax.default_matmul_precision(self.precision):
-            target = merge(self.graph, target_params)
-            if self.online is not None:
-                batch = with_hidden_states(target, batch, self.online)
-            return self.objective.loss(params, tables, target, batch, key)
+    def saw(self, step: int, rows: np.ndarray, metrics: dict[str, jax.Array]) -> None:
+        """Takes note of a step."""
+        self._seen.append((step, rows, metrics))
 
+    def check(self) -> list[tuple[int, dict[str, jax.Array]]]:
+        """The good steps since the last check, with their metrics.
 
-@functools.partial(jax.jit, static_argnames=("statics",), donate_argnames=("state",))
-def _step(
-    statics: _Statics, state: TrainState, target_params: Any, tables: Any, batch: Batch
-) -> tuple[TrainState, dict[str, jax.Array]]:
-    key = jax.random.fold_in(jax.random.key(statics.seed), state.step)
-
-    def graded(part: Batch, key: jax.Array) -> tuple[Loss, Any]:
-        """A loss and the gradient of its sum."""
-
-        def total(params: Any) -> tuple[jax.Array, Loss]:
-            loss = statics.loss(params, target_params, tables, part, key)
-            return loss.sum, loss
-
-        grads, loss = jax.grad(total, has_aux=True)(state.params)
-        return loss, grads
-
-    loss, grads = _accumulated(graded, batch, key, statics.accumulate)
-    # Divided once, by the positions of the whole batch: how it was split does not matter.
-    grads = jax.tree.map(lambda g: g / jnp.maximum(loss.weight, 1.0), grads)
-    updates, opt_state = make_optimizer(statics.optimizer).update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    average = state.average
-    if average is not None:
-        average = optax.incremental_update(params, average, 1.0 - statics.ema)
-    metrics = {name: a / jnp.maximum(b, 1.0) for name, (a, b) in loss.metrics.items()}
-    metrics |= {"loss": loss.mean, "grad_norm": optax.tree.norm(grads), "tokens": loss.weight}
-    new = TrainState(params=params, opt_state=opt_state, step=state.step + 1, average=average)
-    return new if statics.placement is None else statics.placement.hold_drafter(new), metrics
+        Raises:
+            FloatingPointError: a step was bad, and the policy is to stop or patience is at its end.
+        """
+        good = []
+        for step, rows, metrics in self._seen:
+            if metrics["finite"]:
+                good.append((step, metrics))
+                self._skipped = 0
+                continue
+            self._skipped += 1
+            if self._policy == "stop" or self._skipped == PATIENCE:
+                name = "loss" if not jnp.isfinite(metrics["loss"]) else "grad_norm"
+                count = f", the {PATIENCE}th in a row" if self._policy == "skip" else ""
+                raise FloatingPointError(
+                    f"the {name} of step {step} is {float(metrics[name])} (rows {rows.tolist()}){count}: lower the "
+                    f"learning rate, or look at these rows; the last good checkpoint is {self._latest()}"
+                )
+            self._writer.write(step, **{"train/skipped_rows": rows.tolist()})
+        self._seen = []
+        return good
 
 
-def _accumulated(
-    graded: Callable[[Batch, jax.Array], tuple[Loss, Any]], batch: Batch, key: jax.Array, parts: int
-) -> tuple[Loss, Any]:
-    """Loss and gradients summed over the parts of a batch, one part in memory at a time."""
-    if parts == 1:
-        return graded(batch, key)
-    # Strided, not cut: under data parallelism every part holds rows of every device.
-    split = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0), batch)
-    zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(graded, jax.tree.map(lambda x: x[0], split), key)
-    )
-
-    def body(sums: tuple[Loss, Any], part: tuple[Batch, jax.Array]) -> tuple[tuple[Loss, Any], None]:
-        return jax.tree.map(jnp.add, sums, graded(*part)), None
-
-    return jax.lax.scan(body, zeros, (split, jax.random.split(key, parts)))[0]
-
-
-@functools.partial(jax.jit, static_argnames=("statics",))
-def _evaluate(statics: _Statics, params: Any, target_params: Any, tables: Any, batch: Batch) -> Loss:
-    return statics.loss(params, target_params, tables, batch, None)
-
-
-def _fill(batch: Batch, rows: int) -> Batch:
-    """Empty rows behind the last one, so that every pass has one shape; they carry no loss."""
-    short = rows - len(batch.tokens)
-    return jax.tree.map(lambda x: np.pad(x, ((0, short), *(((0, 0),) * (x.ndim - 1)))), batch)
-
-
-def _with_empty(source: Source, rows: np.ndarray) -> Batch:
-    """Rows of a source; a row id of -1 is an empty row."""
-    known = rows[rows >= 0]
-    loaded = source.batch(known if len(known) else np.zeros(1, int))
-
-    def spread(x: np.ndarray) -> np.ndarray:
-        out = np.zeros((len(rows), *x.shape[1:]), x.dtype)
-        out[rows >= 0] = x[: len(known)]
-        return out
-
-    return jax.tree.map(spread, loaded)
+def _any_process(stop: Callable[[], bool], *, asked: bool) -> bool:
+    """Whether to stop: of several processes they must all know, or some would wait for the others' next step."""
+    if jax.process_count() == 1:
+        return stop()
+    return asked and bool(np.any(multihost_utils.process_allgather(np.asarray(stop()))))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from specjax.testing import tiny_target
-from specjax.training import data
+from specjax.training import data, feed
 from specjax.training.data import Batch, Document
 from tests.training.common import answers
 
@@ -37,7 +37,7 @@ def test_packing_places_every_document_once():
 
 @pytest.mark.parametrize("start", [0, 3, 7, 11])
 def test_batches_are_a_function_of_the_step(start):
-    fresh, resumed = data.batches(10, 3, 5, 0), data.batches(10, 3, 5, start)
+    fresh, resumed = feed.batches(10, 3, 5, 0), feed.batches(10, 3, 5, start)
     want = [next(fresh) for _ in range(16)][start:]
     for (step, rows), (other, same) in zip(want, resumed, strict=False):
         assert step == other
@@ -45,7 +45,7 @@ def test_batches_are_a_function_of_the_step(start):
 
 
 def test_an_epoch_shows_no_row_twice_and_the_next_differs():
-    stream = data.batches(12, 4, 0, 0)
+    stream = feed.batches(12, 4, 0, 0)
     epochs = [np.concatenate([next(stream)[1] for _ in range(3)]) for _ in range(2)]
     assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
     assert epochs[0].tolist() != epochs[1].tolist()
@@ -53,7 +53,7 @@ def test_an_epoch_shows_no_row_twice_and_the_next_differs():
 
 def test_a_batch_larger_than_the_data_is_refused():
     with pytest.raises(ValueError, match="batch=5 rows of a data set of 4 rows"):
-        next(data.batches(4, 5, 0, 0))
+        next(feed.batches(4, 5, 0, 0))
 
 
 def test_draft_vocabulary_is_the_frequent_tokens_and_the_end():

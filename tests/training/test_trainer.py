@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from specjax.decoding import Loop, Request, Weights, generate
 from specjax.drafting import Autoregressive, DraftModel
 from specjax.testing import tiny_target
 from specjax.training import OptimizerConfig, Trainer, TrainerConfig
-from specjax.training.data import Document, TextRows, batches, lay_out, pack
+from specjax.training.data import Document, TextRows, lay_out, pack
+from specjax.training.feed import batches
 from specjax.training.objectives import LanguageModel
 from specjax.training.objectives.lm import first_choice, labels
 from specjax.verification import Greedy
@@ -101,7 +103,10 @@ def test_the_moving_average_is_what_is_evaluated_and_kept(target, tmp_path):
     )
 
 
-@pytest.mark.parametrize(("change", "message"), [({"accumulate": 2}, "divisor of batch=3"), ({"ema": 1.0}, "ema=1.0")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"accumulate": 2}, "divisor of batch=3"), ({"ema": 1.0}, "ema=1.0"), ({"nonfinite": "hope"}, "nonfinite=")],
+)
 def test_settings_out_of_range_are_named(target, change, message):
     with pytest.raises(ValueError, match=message):
         trainer(target, **change)
@@ -153,6 +158,74 @@ def test_a_loss_that_is_not_finite_stops_the_run(target, tmp_path):
         fit.run(tmp_path, CONFIG, init=lambda: broken)
 
 
+@dataclasses.dataclass(frozen=True)
+class Poisoned:
+    """An objective whose loss is NaN where a row ends in a marked token."""
+
+    inner: LanguageModel
+    mark: int = 258
+
+    def init(self, key, target, tables):
+        return self.inner.init(key, target, tables)
+
+    def loss(self, params, tables, target, batch, key):
+        loss = self.inner.loss(params, tables, target, batch, key)
+        return loss.replace(sum=loss.sum * jnp.where(jnp.any(batch.tokens[:, -1] == self.mark), jnp.nan, 1.0))
+
+
+def poisoned(target, row, **changes):
+    made = trainer(target, **changes)
+    tokens = made.train.text.tokens.copy()
+    tokens[row, -1] = 258
+    text = dataclasses.replace(made.train.text, tokens=tokens)
+    return dataclasses.replace(made, objective=Poisoned(made.objective), train=TextRows(text))
+
+
+def test_a_bad_batch_is_skipped_and_its_rows_are_kept(target, tmp_path):
+    made = poisoned(target, 2, steps=6, eval_every=6, log_every=3, nonfinite="skip")
+    bad = {step + 1: rows.tolist() for step, rows in zip(range(6), _batches(made), strict=False) if 2 in rows}
+    assert 0 < len(bad) < 6
+    state = made.init()
+    rows = next(rows for rows in _batches(made) if 2 in rows)
+    before = jax.tree.map(np.asarray, state.params)
+    state, metrics = made.step(state, made.load(made.train, rows))
+    assert not metrics["finite"] and same(before, state.params) and int(state.step) == 1
+    final = made.run(tmp_path, CONFIG)
+    assert int(final.step) == 6 and all(np.isfinite(x).all() for x in jax.tree.leaves(final.params))
+    found = {
+        row["step"]: row["train/skipped_rows"]
+        for row in RunDirectory(tmp_path).metrics()
+        if "train/skipped_rows" in row
+    }
+    assert found == bad
+    assert all(np.isfinite(row["train/loss"]) for row in RunDirectory(tmp_path).metrics() if "train/loss" in row)
+
+
+def test_a_bad_batch_between_logged_steps_stops_the_run_all_the_same(target, tmp_path):
+    made = poisoned(target, 2, steps=12, eval_every=12, log_every=12)
+    step, rows = next((i + 1, rows) for i, rows in enumerate(_batches(made)) if 2 in rows)
+    with pytest.raises(
+        FloatingPointError, match=rf"the loss of step {step} is nan \(rows \[.*last good checkpoint is 0"
+    ):
+        made.run(tmp_path, CONFIG)
+
+
+def test_skipping_has_an_end(target, tmp_path):
+    made = trainer(target, steps=30, nonfinite="skip")
+    broken = jax.tree.map(lambda x: x * jnp.nan, made.init().params)
+    with pytest.raises(FloatingPointError, match="the loss of step 10 is nan .*the 10th in a row"):
+        made.run(tmp_path, CONFIG, init=lambda: broken)
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_trains_those_steps_again(target, tmp_path):
+    whole = trainer(target).run(tmp_path, CONFIG)
+    for file in (p for p in (tmp_path / "checkpoints" / "4").rglob("d/*") if p.is_file()):
+        os.truncate(file, file.stat().st_size // 2)
+    with pytest.warns(UserWarning, match="step 4 .* is damaged .*going on from step 2"):
+        again = trainer(target).run(tmp_path, CONFIG)
+    assert same(whole, again) and steps(tmp_path) == [1, 2, 3, 4]
+
+
 def test_held_out_figures_count_every_position_once(target):
     fit = trainer(target, batch=3)
     rows, _ = pack(common.documents(target), 96)
@@ -166,13 +239,13 @@ def test_held_out_figures_count_every_position_once(target):
 def test_the_step_compiles_once_and_consumes_its_state(target):
     fit = trainer(target, seed=77)
     state = fit.init()
-    from specjax.training.trainer import _step
+    from specjax.training.step import update
 
-    before = _step._cache_size()
+    before = update._cache_size()
     old = state.params["final_norm"]["weight"]
     for i in range(3):
         state, _ = fit.step(state, fit.train.batch(np.arange(3) + i))
-    assert _step._cache_size() == before + 1
+    assert update._cache_size() == before + 1
     assert old.is_deleted()
 
 
