@@ -71,8 +71,8 @@ def script(options: argparse.Namespace) -> str:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Renders and submits."""
+def options_parser() -> argparse.ArgumentParser:
+    """What the recipe takes."""
     parser = _recipe.parser("start a program under SLURM")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--gpus", type=int, default=8, help="a node; one process each")
@@ -81,14 +81,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--directory", default=".", help="of the repository, on a disk that all nodes see")
     parser.add_argument("--venv", default=".venv")
     parser.add_argument("--sbatch", action="append", default=[], help="a further #SBATCH line; may be repeated")
-    options = parser.parse_args(arguments)
-    try:
-        text = script(options)
-    except ValueError as error:
-        parser.error(str(error))
+    return parser
+
+
+def submit(options: argparse.Namespace) -> None:
+    """Prints the script, and hands it to SLURM unless told not to."""
+    text = script(options)
     print(text, end="")
     if not options.dry_run:
         subprocess.run(["sbatch"], input=text, text=True, check=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Renders and submits."""
+    parser = options_parser()
+    options = parser.parse_args(arguments)
+    try:
+        submit(options)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":
