@@ -40,7 +40,8 @@ def get_config(arg: str = "llama3_8b,decode") -> config_dict.ConfigDict:
         "steps": 7,
         "decay": 0.8,
     }
-    config.train = {"batch": 256, "row_length": 2048, "accumulate": 1}
+    config.data = {"row_length": 2048}
+    config.train = {"batch": 256, "accumulate": 1}
 
     if config.program == "decode":
         config.mesh = {"data": 1, "fsdp": 1, "tensor": -1, "target": "tp", "drafter": "dp"}

@@ -23,21 +23,16 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from experiments import _main
-from specjax import build
-from specjax.decoding import Drafter, Loop, Weights, make_sampling
-from specjax.drafting import Autoregressive, DraftModel, PromptLookup
-from specjax.drafting.registry import DRAFTERS
+from experiments._abstract import abstract_target, decode_drafter, ints, objective_of
+from specjax.decoding import Loop, Weights, make_sampling
 from specjax.evaluation import results
 from specjax.evaluation.compiled import CompiledProgram, describe_program
-from specjax.models import Target, graph, merge
+from specjax.models import Target, merge
 from specjax.models.attention import causal_view
-from specjax.models.published import published_config
-from specjax.models.target import config_hash
 from specjax.parallel import AXES, Placement, batch_shardings, param_shardings, replicated, state_shardings
 from specjax.parallel.slices import GIB, chip, slice_mesh, with_shardings
 from specjax.training import OptimizerConfig, Trainer, TrainerConfig
 from specjax.training.data import Batch
-from specjax.training.objectives.registry import OBJECTIVES
 from specjax.verification import Greedy
 
 SCHEMA = "specjax.compiled/1"
@@ -101,39 +96,15 @@ def as_row(found: CompiledProgram, memory: int, reference: float) -> dict[str, A
     }
 
 
-def abstract_target(model: str, dtype: str) -> Target:
-    """A published model without weights and without a tokenizer."""
-    shapes = published_config(model, dtype)
-    static, params = graph(shapes)
-    tokenizer: Any = None
-    return Target(shapes, static, params, tokenizer, model, config_hash(shapes), (0,), shapes.max_position)
-
-
 def abstract(tree: Any) -> Any:
     """Shapes and dtypes of arrays."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-def make_drafter(options: dict[str, Any], target: Target) -> Drafter:
-    """The drafter that a config names; a draft model is `model`, one of the published shapes.
-
-    Raises:
-        ValueError: one that cannot be made without weights.
-    """
-    name = options.pop("name")
-    if name == "draft_model":
-        return DraftModel(published_config(options.pop("model"), target.config.dtype), **options)
-    if name in ("autoregressive", "prompt_lookup"):
-        return {"autoregressive": Autoregressive, "prompt_lookup": PromptLookup}[name](**options)
-    known = "autoregressive, draft_model, prompt_lookup"
-    also = " (it needs trained weights)" if name in DRAFTERS else ""
-    raise ValueError(f"drafter {name!r} cannot be compiled from shapes alone{also}; expected one of {known}")
-
-
 def decode_programs(config: ml_collections.ConfigDict, target: Target, at: Placement) -> dict[str, Any]:
     """The loop, and a bare pass over as many tokens with the same weights and cache."""
     batch, buffer = config.decode.batch, config.decode.buffer
-    drafter = make_drafter(config.drafter.to_dict(), target)
+    drafter = decode_drafter(config.drafter.to_dict(), target, objective_of(config, target))
     loop = Loop(target.graph, drafter, Greedy(drafter.depth), target.eos_ids, precision=config.precision)
     sampling = abstract(make_sampling([0.0] * batch))
     fresh = functools.partial(drafter.init_params, jax.random.key(0))
@@ -173,11 +144,9 @@ def decode_programs(config: ml_collections.ConfigDict, target: Target, at: Place
 
 def train_programs(config: ml_collections.ConfigDict, target: Target, at: Placement) -> dict[str, Any]:
     """One update of the objective, with the target running in the step."""
-    options = config.objective.to_dict()
-    name = options.pop("name")
-    objective = build.lookup(OBJECTIVES, name, "objective")(target, **options)
-    rows, length = config.train.batch, config.train.row_length
-    tables = {"vocab": ints(options["draft_vocab"])}
+    objective, name = objective_of(config, target), config.objective.name
+    rows, length = config.train.batch, config.data.row_length
+    tables = {"vocab": ints(config.objective.draft_vocab)}
     trainer = Trainer(
         target=dataclasses.replace(
             target,
@@ -215,11 +184,6 @@ class NoRows:
     def batch(self, rows: Any) -> Batch:
         """There are none."""
         raise LookupError("a trainer that only compiles has no rows")
-
-
-def ints(*shape: int) -> jax.ShapeDtypeStruct:
-    """An abstract int32 array."""
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ What such a compilation says is exact: bytes per device, collectives, copies. Wh
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -38,6 +39,21 @@ CHIPS = {
     "v5p": Chip(95 * GIB, 2.765e12, 459e12),
     "v6e": Chip(32 * GIB, 1.64e12, 918e12),
 }
+
+
+# Slices that can be had, by size.
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8")
+SLICES = {
+    "v5e": tuple(f"v5e:{shape}" for shape in _FLAT),
+    "v6e": tuple(f"v6e:{shape}" for shape in _FLAT),
+    "v5p": tuple(f"v5p:{shape}" for shape in _CUBES),
+}
+
+
+def chips_of(topology: str) -> int:
+    """How many chips a slice such as `v5e:2x4` has."""
+    return math.prod(int(side) for side in topology.partition(":")[2].split("x"))
 
 
 def chip(topology: str) -> Chip:

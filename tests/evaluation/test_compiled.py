@@ -88,7 +88,7 @@ def test_unknown_slices_are_named():
 @pytest.mark.parametrize(("arg", "axis"), [("smollm2,decode", "data"), ("smollm2,train", "fsdp")])
 def test_compiling_for_a_slice_that_is_not_here(arg, axis, tmp_path):
     options = [f"--config.mesh.{name}={-1 if name == axis else 1}" for name in ("data", "fsdp", "tensor")]
-    small = ["--config.train.batch=8", "--config.train.row_length=256", "--config.objective.draft_vocab=8192"]
+    small = ["--config.train.batch=8", "--config.data.row_length=256", "--config.objective.draft_vocab=8192"]
     small.append("--config.objective.intermediate_size=1536")
     ran = subprocess.run(
         [sys.executable, "-m", "experiments.compile_for", f"--config=configs/compile_for.py:{arg}"]
