@@ -33,6 +33,7 @@ from specjax.parallel import AXES, Placement, batch_shardings, param_shardings, 
 from specjax.parallel.slices import GIB, chip, slice_mesh, with_shardings
 from specjax.training import OptimizerConfig, Trainer, TrainerConfig
 from specjax.training.data import Batch
+from specjax.training.online import online_taps
 from specjax.verification import Greedy
 
 SCHEMA = "specjax.compiled/1"
@@ -163,7 +164,7 @@ def train_programs(config: ml_collections.ConfigDict, target: Target, at: Placem
         train=NoRows(),
         held_out={},
         placement=at,
-        online=tuple(getattr(getattr(objective, "config", None), "taps", ())),
+        online=online_taps(objective),
     )
     flags_bt = jax.ShapeDtypeStruct((rows, length), jnp.bool_)
     batch = Batch(ints(rows, length), ints(rows, length), ints(rows, length), flags_bt)

@@ -45,6 +45,7 @@ from specjax.training import (
 )
 from specjax.training.data import answers_at, draft_vocabulary, most_frequent, text_rows
 from specjax.training.objectives.registry import OBJECTIVES
+from specjax.training.online import online_taps
 from specjax.training.user_data import DatasetConfig, DatasetRows, dataset_rows
 from specjax.verification import Block
 from specjax.verification.registry import RULES, is_lossy
@@ -302,7 +303,7 @@ def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: 
     name = options.pop("name")
     objective = lookup(OBJECTIVES, name, "objective")(target, **options)
     data = config.data
-    online = _online_taps(data, objective)
+    online = online_taps(objective, data.taps) if data.get("online") else None
     if "dataset" in data:
         found = dataset_from_config(data, target.tokenizer)
         train: Source = found.train
@@ -345,14 +346,6 @@ def dataset_from_config(data: ml_collections.ConfigDict, tokenizer: Tokenizer) -
         held_out_rows=data.held_out_rows,
         cache=data.cache or None,
     )
-
-
-def _online_taps(data: ml_collections.ConfigDict, objective: Any) -> tuple[Any, ...] | None:
-    """The layer inputs that the target computes in the step, as the config or else the objective says; None offline."""
-    if not data.get("online"):
-        return None
-    own = getattr(getattr(objective, "config", None), "taps", ())
-    return tuple(data.taps) or tuple(tap for tap in own if isinstance(tap, int))
 
 
 def best_params(run: str | epath.Path) -> tuple[int, dict[str, float], Any]:

@@ -7,6 +7,8 @@ not rounded to bfloat16.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,12 @@ from specjax.models import Decoder, Tap
 from specjax.training.data import Batch
 
 CHUNK = 1024  # Positions whose logits exist at a time.
+
+
+def online_taps(objective: Any, chosen: Sequence[Tap] = ()) -> tuple[Tap, ...]:
+    """The layer inputs to compute beside the final hidden state: those chosen, or else those the objective reads."""
+    own = getattr(getattr(objective, "config", None), "taps", ())
+    return tuple(chosen) or tuple(tap for tap in own if isinstance(tap, int))
 
 
 def with_hidden_states(target: Decoder, batch: Batch, taps: tuple[Tap, ...]) -> Batch:
