@@ -27,7 +27,10 @@ LAYERS = (
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 # Beside the layers: analysis knows no package of ours and serves all; testing is served by all but the top.
-OPTIONAL = ("torch", "wandb", "optuna", "IPython", "ipykernel", "nbclient", "nbformat", "pytest", "gcsfs")
+OPTIONAL = (
+    "torch", "wandb", "optuna", "IPython", "ipykernel", "jupyter_client", "jupytext", "nbclient", "nbformat", "pytest",
+    "gcsfs",
+)  # fmt: skip
 
 
 def sources(*tops: str) -> list[Path]:

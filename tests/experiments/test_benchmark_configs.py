@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from experiments import benchmark
 from specjax import build
-from specjax.checkpoints import drafters
+from specjax.checkpoints import drafters, save_target
+from specjax.testing import tiny_target
 
 ROOT = Path(__file__).resolve().parents[2]
 # The first of each is what no argument gives.
@@ -103,3 +106,27 @@ def test_errors_say_what_to_do(data_dir: Path) -> None:
         load_prompts("specbench:x")
     with pytest.raises(ValueError, match="no prompts of category 'cod'; did you mean 'code'"):
         load_prompts("shipped:cod")
+
+
+@pytest.mark.slow
+def test_spec_bench_on_a_small_context(
+    in_workdir: Path, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes for tokens: some prompts are beyond the context, which is an error or counted, as the config says."""
+    monkeypatch.setenv("SPECJAX_DATA", str(data_dir))
+    save_target(tiny_target(layers=1, width=16, context=3072), tmp_path / "target")
+    options = {
+        "target.source": f"{tmp_path}/target",
+        "layout": "plain",
+        "max_new_tokens": 4,
+        "only": ("autoregressive", "prompt_lookup"),
+        "coloured_texts": 0,
+    }
+    with pytest.raises(ValueError, match="prompt 'spec_bench/.*' has .* tokens, but the model's context is 3072"):
+        benchmark.main(build.load_config("configs/spec_bench.py", "small", options))
+    benchmark.main(build.load_config("configs/spec_bench.py", "small", options | {"long_prompts": "skip"}))
+    found = json.loads((in_workdir / "results.json").read_text())
+    skipped = found["meta"]["skipped_prompts"]
+    (row,) = (r for r in found["rows"] if r["label"] == "prompt_lookup" and r["category"] == "all")
+    assert len(skipped) == 2 and row["prompts"] == 12 - 2 and row["matches_baseline"]
+    assert {r["category"] for r in found["rows"]} >= {"mt_bench", "translation", "summarization", "qa", "rag"}

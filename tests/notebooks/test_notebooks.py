@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from experiments import notebooks
+
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -20,17 +22,14 @@ def notebook(request: pytest.FixtureRequest) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Any]:
-    """One kernel for all notebooks: what takes time is importing the library."""
-    pytest.importorskip("ipykernel")
-    client = pytest.importorskip("jupyter_client")
-    manager = client.KernelManager(kernel_name="python3")
-    yield manager
-    if manager.has_kernel:
-        manager.shutdown_kernel(now=True)
+    for needed in ("ipykernel", "jupyter_client", "nbclient"):
+        pytest.importorskip(needed)
+    with notebooks.kernel() as manager:
+        yield manager
 
 
 def test_there_are_notebooks() -> None:
-    assert {path.stem for path in NOTEBOOKS} == {path.stem for path in (ROOT / "notebooks").glob("*.py")} != set()
+    assert {path.stem for path in NOTEBOOKS} == {path.stem for path in notebooks.scripts()} != set()
 
 
 def test_it_says_what_its_script_says(notebook: tuple[Path, Any]) -> None:
@@ -43,24 +42,13 @@ def test_it_says_what_its_script_says(notebook: tuple[Path, Any]) -> None:
 def test_it_runs_and_shows_what_was_committed(notebook: tuple[Path, Any], kernel: Any) -> None:
     path, found = notebook
     before = printed(found)
-    execute(path, fresh(), kernel)
-    execute(path, found, kernel)
+    notebooks.run(found, kernel, path.parent)
     assert before and printed(found) == before
 
 
-def fresh() -> Any:
-    """A notebook that forgets all names of the one before."""
-    import nbformat
-
-    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
-
-
-def execute(path: Path, notebook: Any, kernel: Any) -> None:
-    """Runs it in its directory."""
-    nbclient = pytest.importorskip("nbclient")
-    nbclient.NotebookClient(
-        notebook, km=kernel, timeout=120, resources={"metadata": {"path": str(path.parent)}}
-    ).execute()
+def test_a_notebook_that_is_not_there() -> None:
+    with pytest.raises(FileNotFoundError, match="no notebook '99_none'; there are 00_one_token_per_pass, 01_leviathan"):
+        notebooks.script("99_none")
 
 
 def printed(notebook: Any) -> str:
