@@ -44,7 +44,7 @@ def pretraining(size: str, heads: int) -> config_dict.ConfigDict:
     steps = 30 if tiny else 1200
     config = config_dict.ConfigDict()
     config.model = {**SIZES[size], "vocab_size": 512 if tiny else 4096, "max_position": 2048}
-    config.objective = {"heads": heads, "decay": 1.0}
+    config.objective = {"name": "mtp", "heads": heads, "decay": 1.0}
     config.data = {
         "code_characters": 200_000 if tiny else 12_000_000,
         "prose": "text",  # relative to SPECJAX_DATA

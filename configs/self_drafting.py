@@ -54,6 +54,8 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
         "retrieval": {"name": "retrieval", "source": "", "num_nodes": 8, "depth": 4},
         "early_exit": {"name": "early_exit", "exit_layer": 4, "num_nodes": 3},
         "layer_skip": {"name": "layer_skip", "skip": SKIP, "num_nodes": 3},
+        # The run directory, or the zoo entry, of an adapter (configs/kangaroo.py); empty leaves the row out.
+        "kangaroo": {"name": "kangaroo", "source": "", "num_nodes": 6, "min_confidence": 0.6},
         # Any model, whatever its tokenizer; empty leaves the row out.
         "other_tokenizer": {"name": "other_tokenizer", "source": "", "num_nodes": 3},
         # For comparison: a second model, and lengths that adapt for it and for lookups.

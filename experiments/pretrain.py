@@ -1,9 +1,12 @@
-"""Pretrains a small target from scratch: python -m experiments.pretrain --config=configs/mtp.py:small,heads=4
+"""Trains a target itself: python -m experiments.pretrain --config=configs/mtp.py:small,heads=4
 
-The corpus is Python's standard library and the prose of SPECJAX_DATA; the tokenizer is trained on it first. The same
-command resumes; SIGTERM saves and ends. At the end the best checkpoint is in `target/`, a model directory for
-`load_target`, and with two or more heads in `drafter/`, for drafter `mtp`; `prompts.jsonl` has beginnings of held-out
-texts to measure on.
+A small one from scratch, with multi-token prediction (configs/mtp.py) or LayerSkip (configs/layerskip.py): the corpus
+is Python's standard library and the prose of SPECJAX_DATA; the tokenizer is trained on it first. Or a pretrained one
+further, where the config names a target, on the text that it wrote. The same command resumes; SIGTERM saves and ends.
+
+At the end the best checkpoint is in `target/`, a model directory for `load_target`, and with two or more heads in
+`drafter/`, for drafter `mtp`; `prompts.jsonl` has beginnings of held-out texts to measure on; for LayerSkip
+`results.json` has accuracy and perplexity behind every layer, before and after.
 """
 
 from __future__ import annotations
@@ -20,14 +23,17 @@ import numpy as np
 from absl import logging
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments import _main
+from experiments import _exits, _main
 from specjax import build
 from specjax.checkpoints import drafters
 from specjax.checkpoints.directory import save_target
 from specjax.models import ModelConfig, RopeConfig, Target, graph, init_decoder
 from specjax.models.target import config_hash
 from specjax.training import OptimizerConfig, Trainer, TrainerConfig, corpus
+from specjax.training.data import text_rows
+from specjax.training.objectives.layerskip import LayerSkipPretraining
 from specjax.training.objectives.mtp_pretrain import MultiTokenPretraining
+from specjax.training.objectives.registry import PRETRAINING
 
 
 def main(config: ml_collections.ConfigDict) -> None:
@@ -35,10 +41,13 @@ def main(config: ml_collections.ConfigDict) -> None:
     logging.set_verbosity(logging.WARNING)
     ending: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
-    target, rows = prepare(config, Path(os.environ.get("SPECJAX_DATA", "../shared/data")))
+    data_dir = Path(os.environ.get("SPECJAX_DATA", "../shared/data"))
+    target, rows = continued(config, data_dir) if "target" in config else prepare(config, data_dir)
+    options = config.objective.to_dict()
+    make = build.lookup(PRETRAINING, options.pop("name"), "objective of pretraining")
     trainer = Trainer(
         target=target,
-        objective=MultiTokenPretraining(target.config, **config.objective.to_dict()),
+        objective=make(target, config.train.steps, **options),
         tables={},
         optimizer=OptimizerConfig(**config.optimizer.to_dict()),
         config=TrainerConfig(**config.train.to_dict()),
@@ -57,8 +66,11 @@ def main(config: ml_collections.ConfigDict) -> None:
             progress.console.print(f"step {step}  {line}")
 
         trainer.run(_main.workdir(), config.to_dict(), report=report, stop=lambda: bool(ending))
-    export(config, target, trainer)
-    write_prompts(target, rows.openings)
+    metrics = export(config, target, trainer)
+    if isinstance(trainer.objective, LayerSkipPretraining):
+        _exits.report(config, metrics, rows.held_out, target.config.num_layers)
+    if rows.openings:
+        write_prompts(target, rows.openings)
     print(f"{'interrupted, saved' if ending else 'done'}: {_main.workdir()}")
 
 
@@ -86,6 +98,16 @@ def prepare(config: ml_collections.ConfigDict, data_dir: Path) -> tuple[Target, 
     return target, rows
 
 
+def continued(config: ml_collections.ConfigDict, data_dir: Path) -> tuple[Target, corpus.Corpus]:
+    """A pretrained target, and its own answers: all to learn from, of the held-out ones the greedy and the sampled."""
+    data, target = config.data, build.target_from_config(config.target)
+    held_out = {
+        kind: text_rows(data_dir / data.held_out_text, target, data.row_length, temperature, data.held_out_rows)
+        for kind, temperature in (("greedy", 0.0), ("sampled", 1.0))
+    }
+    return target, corpus.Corpus(text_rows(data_dir / data.text, target, data.row_length), held_out, {})
+
+
 def model_config(model: ml_collections.ConfigDict) -> ModelConfig:
     """A Llama with a tied vocabulary."""
     head_dim = model.hidden_size // model.num_heads
@@ -102,18 +124,20 @@ def model_config(model: ml_collections.ConfigDict) -> ModelConfig:
     )
 
 
-def export(config: ml_collections.ConfigDict, target: Target, trainer: Trainer) -> None:
-    """Writes the best checkpoint's target, and its further heads as a drafter."""
+def export(config: ml_collections.ConfigDict, target: Target, trainer: Trainer) -> dict[str, float]:
+    """Writes the best checkpoint's target, and its further heads as a drafter; returns its held-out metrics."""
     step, metrics, params = build.best_params(_main.workdir())
     trained = dataclasses.replace(target, params=params["target"])
     directory = _main.workdir() / "target"
     if directory.exists():
         directory.rmtree()  # of an earlier end of this run
     save_target(trained, directory)
-    if config.objective.heads > 1:
+    objective = trainer.objective
+    if isinstance(objective, MultiTokenPretraining) and objective.heads > 1:
         info = {"step": step, "rows": trainer.train.rows, "held_out": metrics, "training": config.to_dict()}
-        saved = trainer.objective.export(params, {}, info)
+        saved = objective.export(params, {}, info)
         drafters.save_drafter(_main.workdir() / "drafter", saved, trained)
+    return metrics
 
 
 def write_prompts(target: Target, openings: dict[str, list[list[int]]], count: int = 16) -> None:

@@ -23,6 +23,7 @@ from etils import epath
 from specjax.checkpoints.safetensors import SINGLE, Spec, StoredTensor, read_header, write_file
 from specjax.models import ModelConfig, graph
 from specjax.models.eagle import Eagle3Config, EagleConfig, feature_graph
+from specjax.models.kangaroo import KangarooConfig, kangaroo_graph
 from specjax.models.medusa import HeadsConfig, HydraConfig, MedusaConfig, heads_graph
 from specjax.models.mtp import MtpConfig, mtp_graph
 from specjax.models.redrafter import RedrafterConfig, redrafter_graph
@@ -82,6 +83,7 @@ NETWORKS: dict[str, Network] = {
     "eagle": Network(EagleConfig, lambda config: feature_graph(config)[1], whole_head=True),
     "eagle3": Network(Eagle3Config, lambda config: feature_graph(config)[1]),
     "hydra": Network(HydraConfig, lambda config: heads_graph(config)[1], _calibration),
+    "kangaroo": Network(KangarooConfig, lambda config: kangaroo_graph(config)[1]),
     "medusa": Network(MedusaConfig, lambda config: heads_graph(config)[1], _calibration),
     "mtp": Network(MtpConfig, lambda config: mtp_graph(config)[1]),
     "redrafter": Network(RedrafterConfig, lambda config: redrafter_graph(config)[1]),

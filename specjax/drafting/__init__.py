@@ -8,6 +8,7 @@ from specjax.drafting.eagle2 import EagleTree
 from specjax.drafting.early_exit import EarlyExit
 from specjax.drafting.hydra import Hydra
 from specjax.drafting.jacobi import Jacobi
+from specjax.drafting.kangaroo import Kangaroo
 from specjax.drafting.layer_skip import LayerSkip
 from specjax.drafting.lookahead import Lookahead
 from specjax.drafting.medusa import Medusa
@@ -27,6 +28,7 @@ __all__ = [
     "EarlyExit",
     "Hydra",
     "Jacobi",
+    "Kangaroo",
     "LayerSkip",
     "Lookahead",
     "Medusa",

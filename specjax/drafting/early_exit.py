@@ -10,6 +10,7 @@ import jax
 from specjax.decoding import Context, Draft, Keys, Kind, Resume, Sampling, Stateless
 from specjax.drafting.self_chain import check_chain, draft_chain
 from specjax.models import Decoder, KVCache, Tap, View
+from specjax.models.config import check_exit_layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +74,13 @@ class EarlyExit(Stateless):
         """N + 1 passes through layers 0..E-1; the draft's `resume` lets verification start at E."""
         del params, tables
 
-        def part(tokens: jax.Array, cache: KVCache, view: View) -> tuple[jax.Array, KVCache]:
+        def part(tokens: jax.Array, cache: KVCache, view: View) -> tuple[jax.Array, jax.Array, KVCache]:
             out, cache = target.cached(tokens, cache, view, stop=self.exit_layer)
-            return out.hidden, cache
+            return out.hidden, out.hidden, cache
 
         draft, hidden, cache = draft_chain(
             part,
+            lambda hidden: target.logits(target.final_norm(hidden)),
             target,
             cache,
             context,
@@ -86,18 +88,6 @@ class EarlyExit(Stateless):
             num_nodes=self.num_nodes,
             min_confidence=self.min_confidence,
             last_pass=True,
+            head_size=target.config.head_size,
         )
         return dataclasses.replace(draft, resume=Resume(hidden, self.exit_layer)), state, cache
-
-
-def check_exit_layer(exit_layer: int, layers: int) -> None:
-    """Checks that some layers draft and some are left to verify.
-
-    Raises:
-        ValueError: they do not.
-    """
-    if not 0 < exit_layer < layers:
-        raise ValueError(
-            f"exit_layer={exit_layer} lies outside the model: the target has {layers} layers; "
-            f"expected 1 to {layers - 1}, the number of layers that draft"
-        )

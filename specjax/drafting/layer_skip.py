@@ -70,12 +70,13 @@ class LayerSkip(Stateless):
         """N passes through the layers that are left."""
         del params, tables
 
-        def part(tokens: jax.Array, cache: KVCache, view: View) -> tuple[jax.Array, KVCache]:
+        def part(tokens: jax.Array, cache: KVCache, view: View) -> tuple[jax.Array, jax.Array, KVCache]:
             out, cache = target.cached(tokens, cache, view, skip=self.skip)
-            return out.hidden, cache
+            return out.hidden, out.hidden, cache
 
         draft, _, cache = draft_chain(
             part,
+            lambda hidden: target.logits(target.final_norm(hidden)),
             target,
             cache,
             context,
@@ -83,6 +84,7 @@ class LayerSkip(Stateless):
             num_nodes=self.num_nodes,
             min_confidence=self.min_confidence,
             last_pass=False,
+            head_size=target.config.head_size,
         )
         return draft, state, cache
 

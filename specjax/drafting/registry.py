@@ -24,6 +24,7 @@ from specjax.drafting.ensemble import EnsembleMixture, EnsembleProxy, EnsembleUn
 from specjax.drafting.heads import choose_tree
 from specjax.drafting.hydra import Hydra, HydraPlusPlus
 from specjax.drafting.jacobi import Jacobi
+from specjax.drafting.kangaroo import Kangaroo
 from specjax.drafting.layer_skip import LayerSkip
 from specjax.drafting.lookahead import Lookahead
 from specjax.drafting.medusa import Medusa
@@ -37,6 +38,7 @@ from specjax.drafting.suffix import Suffix
 from specjax.drafting.text_store import index_texts, load_store
 from specjax.drafting.token_map import map_tokens
 from specjax.models import Target, merge
+from specjax.models.config import check_exit_layer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -216,6 +218,13 @@ def _eagle3(target: Target, source: str, num_nodes: int = 4, levels: int = 0, to
     return Drafting("eagle3", tree or EagleChain(saved.config, num_nodes), saved.params, saved.tables)
 
 
+def _kangaroo(target: Target, source: str, num_nodes: int = 6, min_confidence: float = 0.6) -> Drafting:
+    """A trained adapter behind the target's first layers."""
+    saved = _trained(target, source, "kangaroo")
+    check_exit_layer(saved.config.exit_layer, target.config.num_layers)
+    return Drafting("kangaroo", Kangaroo(saved.config, num_nodes, min_confidence), saved.params, saved.tables)
+
+
 def _redrafter(target: Target, source: str, **options: Any) -> Drafting:
     """A ReDrafter network; `num_nodes` of `beams` beams of `levels` tokens."""
     saved = _trained(target, source, "redrafter")
@@ -228,6 +237,7 @@ DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "autoregressive": _autoregressive,
     "early_exit": _untrained("early_exit", EarlyExit),
     "jacobi": _untrained("jacobi", Jacobi),
+    "kangaroo": _kangaroo,
     "layer_skip": _untrained("layer_skip", LayerSkip),
     "lookahead": _untrained("lookahead", Lookahead),
     "recycling": _untrained("recycling", Recycling),

@@ -120,3 +120,16 @@ class ModelConfig:
             windows=tuple(self.windows[i] for i in layers),
             ropes=tuple(self.ropes[i] for i in layers),
         )
+
+
+def check_exit_layer(exit_layer: int, layers: int) -> None:
+    """Checks that some layers draft and some are left to verify.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if not 0 < exit_layer < layers:
+        raise ValueError(
+            f"exit_layer={exit_layer} lies outside the model: the target has {layers} layers; "
+            f"expected 1 to {layers - 1}, the number of layers that draft"
+        )

@@ -14,6 +14,7 @@ from specjax.drafting import DraftModel
 from specjax.drafting.eagle import EagleChain
 from specjax.drafting.eagle2 import EagleTree
 from specjax.drafting.hydra import Hydra
+from specjax.drafting.kangaroo import Kangaroo
 from specjax.drafting.medusa import Medusa
 from specjax.drafting.mtp import MultiToken
 from specjax.drafting.other_tokenizer import OtherTokenizer, restrict
@@ -23,6 +24,7 @@ from specjax.drafting.retrieval import Retrieval, store_tables
 from specjax.drafting.text_store import index_texts
 from specjax.models import ModelConfig, Target, merge
 from specjax.models.eagle import Eagle3Config, EagleConfig, draft_layer
+from specjax.models.kangaroo import kangaroo_config
 from specjax.models.medusa import HydraConfig, MedusaConfig
 from specjax.models.mtp import MtpConfig
 from specjax.models.redrafter import RedrafterConfig
@@ -82,6 +84,10 @@ def _eagle3(target: Target) -> Drafting:
     return fresh("eagle3", EagleChain(config, NODES), target)
 
 
+def _kangaroo(target: Target) -> Drafting:
+    return fresh("kangaroo", Kangaroo(kangaroo_config(target.config, 1), NODES, min_confidence=0.3), target)
+
+
 def _mtp(target: Target) -> Drafting:
     return fresh("mtp", MultiToken(MtpConfig(layer=_layer(target), depth=2, kind="sequential")), target)
 
@@ -118,6 +124,7 @@ FRESH: dict[str, Callable[[Target], Drafting]] = {
     "eagle2": _eagle2,
     "eagle3": _eagle3,
     "hydra": _heads("hydra", Hydra, HydraConfig),
+    "kangaroo": _kangaroo,
     "medusa": _heads("medusa", Medusa, MedusaConfig),
     "mtp": _mtp,
     "other_tokenizer": _other_tokenizer,

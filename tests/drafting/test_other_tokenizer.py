@@ -77,7 +77,7 @@ def test_special_tokens_are_shared_by_name() -> None:
     assert made.vocab[0] == 0 and made.draft_ids[0] == 1 and made.pieces[0, : made.counts[0]].tolist() == [1]
 
 
-@pytest.mark.parametrize("name", ["qwen2.5", "stories"])
+@pytest.mark.parametrize("name", [pytest.param("qwen2.5", marks=pytest.mark.slow), "stories"])
 def test_published_tokenizers(data_dir, name: str) -> None:
     """Whatever the target writes, the draft's ids spell the same bytes; a shared token is one id."""
 

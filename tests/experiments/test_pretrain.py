@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -13,6 +16,9 @@ from specjax import build
 from specjax.checkpoints import load_target
 from specjax.decoding import Request, generate, make_sampling
 from specjax.evaluation.prompts import prompt_file
+from specjax.testing import tiny_target
+from specjax.training.data import Answer
+from specjax.training.objectives.registry import OBJECTIVES, PRETRAINING
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +52,58 @@ def test_it_pretrains_exports_and_drafts(prose: Path, in_workdir: Path, monkeypa
     assert sum(c.emitted for c in found[1]) == sum(c.emitted for c in found[0])
 
 
+@pytest.mark.slow
+def test_layerskip_trains_from_scratch_and_further(
+    prose: Path, tmp_path: Path, in_workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes out is a target that its own first layer drafts for, and the numbers behind every layer."""
+    monkeypatch.setenv("SPECJAX_DATA", str(prose))
+    config = build.load_config("configs/layerskip.py", "tiny", {"model.hidden_size": 32, "train.steps": 30})
+    pretrain.main(config)
+    found = json.loads((in_workdir / "results.json").read_text())
+    assert found["meta"]["schema"] == "specjax.layerskip/1"
+    assert [(r["set"], r["exit_layer"]) for r in found["rows"]] == [(k, n) for k in ("code", "prose") for n in (1, 2)]
+    for row in found["rows"]:
+        # Thirty steps teach even the first layer what letters are frequent.
+        assert row["perplexity_after"] < 0.9 * row["perplexity_before"]
+        assert row["accuracy_before"] < row["accuracy_after"] <= 1
+    target = load_target(str(in_workdir / "target"), dtype="float32")
+    request = Request(tuple(target.tokenizer.encode(prompt_file(in_workdir / "prompts.jsonl")[0].turns[0])), 24)
+    told = []
+    for own in (build.make_drafter("autoregressive", target), build.make_drafter("early_exit", target, exit_layer=1)):
+        loop, weights = build.make_loop(target, own, make_sampling([0.0]))
+        told.append(
+            generate(loop, weights, [request], context=target.context, vocab=target.config.vocab_size)[0].tokens
+        )
+    assert told[0] == told[1]
+
+    # Further, on its own answers.
+    source = tmp_path / "pretrained"
+    shutil.copytree(str(in_workdir / "target"), source)
+    shutil.rmtree(str(in_workdir))
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}: {% endif %}"
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    ids = target.tokenizer.encode("the old house stood by a river", add_special=False)
+    lines = [dataclasses.asdict(Answer("made", i, float(i % 2), "who", (*ids, 0), "", "stop")) for i in range(40)]
+    (prose / "answers.jsonl").write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    changes = {
+        "data.text": "answers.jsonl",
+        "data.held_out_text": "answers.jsonl",
+        "data.row_length": 64,
+        "objective.every": 2,
+        "train.steps": 8,
+        "optimizer.warmup": 1,
+        "optimizer.learning_rate": 1e-2,
+    }
+    pretrain.main(build.load_config("configs/layerskip.py", str(source), changes))
+    rows = json.loads((in_workdir / "results.json").read_text())["rows"]
+    assert [(r["set"], r["exit_layer"]) for r in rows] == [(k, n) for k in ("greedy", "sampled") for n in (1, 2)]
+    assert rows[1]["perplexity_after"] < rows[1]["perplexity_before"]
+    assert load_target(str(in_workdir / "target"), dtype="float32").config == target.config
+    assert not (in_workdir / "prompts.jsonl").exists()
+
+
 @pytest.mark.parametrize("heads", [1, 4])
 def test_the_config_describes_a_small_model(heads: int) -> None:
     config = build.load_config("configs/mtp.py", f"small,heads={heads}")
@@ -61,6 +119,20 @@ def test_configs_of_multi_token_prediction_name_what_they_take() -> None:
     assert build.load_config("configs/mtp_benchmark.py", "runs/a,quick").target.source == "runs/a/target"
     with pytest.raises(ValueError, match="unknown argument 'fast' of configs/mtp_benchmark.py; known: quick"):
         build.load_config("configs/mtp_benchmark.py", "runs/a,fast")
+
+
+def test_configs_of_own_layers_name_what_there_is() -> None:
+    """Their objectives are registered, and take the options that they give."""
+    target = tiny_target(layers=30, width=16)
+    for argument in ("small", "tiny", "smollm2"):
+        options = build.load_config("configs/layerskip.py", argument).objective.to_dict()
+        assert PRETRAINING[options.pop("name")](target, 10, **options).schedule.layers == 30
+    options = build.load_config("configs/kangaroo.py", "smollm2").objective.to_dict()
+    assert OBJECTIVES[options.pop("name")](target, **{**options, "draft_vocab": 16}).config.taps == (2,)
+    rows = build.load_config("configs/layerskip_benchmark.py", "runs/a,quick").rows
+    assert {row.name for row in rows.values()} == {"autoregressive", "early_exit"}
+    with pytest.raises(ValueError, match="unknown argument 'fast' of configs/layerskip_benchmark.py; known: quick"):
+        build.load_config("configs/layerskip_benchmark.py", "runs/a,fast")
 
 
 @pytest.mark.parametrize("argument", ["", "quick", "runs/a,quick"])

@@ -41,7 +41,10 @@ class Objective(Protocol):
         """Parameters to start from: a plain tree of float arrays, nothing frozen in it."""
 
     def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
-        """The loss of a batch of packed rows, traced under jit; without a key (held-out rows) nothing is random."""
+        """The loss of a batch of packed rows, traced under jit; without a key (held-out rows) nothing is random.
+
+        With a key, `tables["step"]` is the count of updates made, for what follows a schedule.
+        """
 
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """The trained drafter as it is saved; `info` says how it came to be."""

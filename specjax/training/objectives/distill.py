@@ -79,8 +79,7 @@ class Distill:
     divergence: str = "forward_kl"
 
     def __post_init__(self) -> None:
-        if self.divergence not in DIVERGENCES:
-            raise ValueError(f"divergence {self.divergence!r} is unknown; expected {', '.join(DIVERGENCES)}")
+        check_divergence(self.divergence)
 
     def init(self, key: jax.Array, target: Decoder, tables: Any) -> Any:
         """A copy of the chosen target layers; no randomness."""
@@ -88,31 +87,63 @@ class Distill:
         return self.student.init(target)
 
     def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
-        """See the class. Metrics: `alpha` (sum min(p, q)), `mass` (sum p), `match` (first choice is the text's)."""
+        """See `divergence_loss`."""
         del key
-        if batch.normed is None or batch.lse is None:
-            raise ValueError("distillation needs the target's hidden states: give it a hidden-state store, not text")
-        vocab, mask = tables["vocab"], batch.predicts
-        network, hidden = self.student.hidden(draft_params, target, vocab, batch)
-        head = jax.lax.stop_gradient(target_head(self.student.target, split(target)[1], vocab))
-        divergence, cap = DIVERGENCES[self.divergence], self.student.target.final_softcap
-
-        def chunk(x_cd: jax.Array, extras: Any, mask: jax.Array) -> tuple[jax.Array, Any]:
-            normed, lse, following = extras
-            log_p = law(normed, lse, head, cap, mask)
-            log_q = jax.nn.log_softmax(network.logits(x_cd), axis=-1)
-            sums = overlap(log_p, log_q), jnp.sum(jnp.exp(log_p), axis=-1), first_choice(log_q, following)
-            return masked_sum(divergence(log_p, log_q), mask), [masked_sum(value, mask) for value in sums]
-
-        extras = (batch.normed, batch.lse, labels(batch, vocab))
-        loss, sums = over_positions(chunk, hidden, extras, mask)
-        weight = jnp.sum(mask, dtype=jnp.float32)
-        names = ("alpha", "mass", "match")
-        return Loss(loss, weight, {name: (value, weight) for name, value in zip(names, sums, strict=True)})
+        network, hidden = self.student.hidden(draft_params, target, tables["vocab"], batch)
+        return divergence_loss(self.divergence, hidden, network.logits, tables["vocab"], target, batch)
 
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """See `Objective.export`."""
         return self.student.export(draft_params, tables, info)
+
+
+def check_divergence(name: str) -> None:
+    """Raises ValueError where there is no such divergence; names them all."""
+    if name not in DIVERGENCES:
+        raise ValueError(f"divergence {name!r} is unknown; expected {', '.join(DIVERGENCES)}")
+
+
+def divergence_loss(
+    name: str,
+    hidden_btd: jax.Array,
+    logits: Callable[[jax.Array], jax.Array],
+    vocab: jax.Array,
+    target: Decoder,
+    batch: Batch,
+) -> Loss:
+    """A divergence between the target's stored law and a draft's at each token of the answers.
+
+    Args:
+        name: a key of `DIVERGENCES`.
+        hidden_btd: what the draft's head reads.
+        logits: the head, `[C, d]` to `[C, Vd]`; what it closes over gets no gradient.
+        vocab: int32 `[Vd]` target ids of the draft vocabulary, sorted.
+        target: gives the head rows that its law is read with.
+        batch: with the target's final hidden states and log-sum-exps.
+
+    Returns:
+        With the metrics `alpha` (sum min(p, q)), `mass` (sum p), `match` (first choice is the text's).
+
+    Raises:
+        ValueError: the batch has no hidden states.
+    """
+    if batch.normed is None or batch.lse is None:
+        raise ValueError("distillation needs the target's hidden states: give it a hidden-state store, not text")
+    mask, cap = batch.predicts, target.config.final_softcap
+    head = jax.lax.stop_gradient(target_head(target.config, split(target)[1], vocab))
+
+    def chunk(x_cd: jax.Array, extras: Any, mask: jax.Array) -> tuple[jax.Array, Any]:
+        normed, lse, following = extras
+        log_p = law(normed, lse, head, cap, mask)
+        log_q = jax.nn.log_softmax(logits(x_cd), axis=-1)
+        sums = overlap(log_p, log_q), jnp.sum(jnp.exp(log_p), axis=-1), first_choice(log_q, following)
+        return masked_sum(DIVERGENCES[name](log_p, log_q), mask), [masked_sum(value, mask) for value in sums]
+
+    extras = (batch.normed, batch.lse, labels(batch, vocab))
+    loss, sums = over_positions(chunk, hidden_btd, extras, mask)
+    weight = jnp.sum(mask, dtype=jnp.float32)
+    names = ("alpha", "mass", "match")
+    return Loss(loss, weight, {name: (value, weight) for name, value in zip(names, sums, strict=True)})
 
 
 def law(normed_nd: jax.Array, lse_n: jax.Array, head_dv: jax.Array, cap: float, known_n: jax.Array) -> jax.Array:

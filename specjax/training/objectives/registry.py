@@ -8,6 +8,7 @@ from typing import Any
 
 from specjax.models import Target
 from specjax.models.eagle import Eagle3Config, EagleConfig, default_taps, draft_layer
+from specjax.models.kangaroo import kangaroo_config
 from specjax.models.medusa import HydraConfig, MedusaConfig
 from specjax.models.mtp import mtp_config
 from specjax.models.redrafter import RedrafterConfig
@@ -18,9 +19,12 @@ from specjax.training.objectives.eagle import EagleRegression
 from specjax.training.objectives.eagle3 import TrainingTimeTest
 from specjax.training.objectives.heads import HeadsLoss
 from specjax.training.objectives.hydra import Hydra
+from specjax.training.objectives.kangaroo import KangarooDistillation
+from specjax.training.objectives.layerskip import LayerSkipPretraining, Schedule
 from specjax.training.objectives.lm import LanguageModel
 from specjax.training.objectives.medusa import Medusa
 from specjax.training.objectives.mtp import MultiTokenHeads
+from specjax.training.objectives.mtp_pretrain import MultiTokenPretraining
 from specjax.training.objectives.redrafter import RecurrentDrafting
 
 
@@ -97,6 +101,10 @@ def _eagle3(
     return TrainingTimeTest(config, steps, decay, own_head)
 
 
+def _kangaroo(target: Target, exit_layer: int, draft_vocab: int, divergence: str = "forward_kl") -> Objective:
+    return KangarooDistillation(kangaroo_config(target.config, exit_layer, draft_vocab), divergence)
+
+
 def _mtp(
     target: Target, depth: int, kind: Any, draft_vocab: int, shared: bool = False, decay: float = 0.6, **criterion: Any
 ) -> Objective:
@@ -128,14 +136,30 @@ def _redrafter(
     return RecurrentDrafting(config, steps, HeadsLoss(decay=decay, ranks=ranks, **criterion))
 
 
+def _layerskip(target: Target, steps: int, **options: Any) -> Objective:
+    return LayerSkipPretraining(target.config, Schedule(target.config.num_layers, steps, **options))
+
+
+def _mtp_pretraining(target: Target, steps: int, **options: Any) -> Objective:
+    del steps
+    return MultiTokenPretraining(target.config, **options)
+
+
 # name -> maker(target, **options)
 OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "distill": _distill,
     "eagle": _eagle,
     "eagle3": _eagle3,
     "hydra": _hydra,
+    "kangaroo": _kangaroo,
     "lm": _lm,
     "medusa": _medusa,
     "mtp": _mtp,
     "redrafter": _redrafter,
+}
+
+# Those that train the target itself: name -> maker(target, steps, **options)
+PRETRAINING: dict[str, Callable[..., Objective]] = {
+    "layerskip": _layerskip,
+    "mtp": _mtp_pretraining,
 }

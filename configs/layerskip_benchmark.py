@@ -1,0 +1,29 @@
+"""Drafting from the early layers of a target that LayerSkip trained, by exit layer, on held-out code and prose.
+
+    python -m experiments.pretrain --config=configs/layerskip.py:small --workdir=runs/layerskip
+    python -m experiments.benchmark --config=configs/layerskip_benchmark.py:runs/layerskip
+
+The argument is the run directory of the pretraining; `,quick` behind it takes 2 prompts and 16 tokens. A continued
+training leaves no prompts of its own: --config.prompts=shipped.
+"""
+
+from ml_collections import config_dict
+
+from configs import mtp_benchmark
+
+
+def get_config(arg: str = "runs/layerskip") -> config_dict.ConfigDict:
+    """The config of one run."""
+    run, _, option = arg.partition(",")
+    if option not in ("", "quick"):
+        raise ValueError(f"unknown argument {option!r} of configs/layerskip_benchmark.py; known: quick")
+    config = mtp_benchmark.get_config(arg)
+    del config.rows.mtp
+    for exit_layer in (1, 2, 3):
+        config.rows[f"exit_{exit_layer}"] = {
+            "name": "early_exit",
+            "exit_layer": exit_layer,
+            "num_nodes": 3,
+            "min_confidence": 0.5,
+        }
+    return config
