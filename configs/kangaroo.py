@@ -15,7 +15,6 @@ from configs import distill
 def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
     """The config of one run."""
     config = distill.get_config(arg)
-    config.data.taps = (2,)  # for online training: the exit layer
     config.objective = {
         "name": "kangaroo",
         "exit_layer": 2,  # how many of the target's layers draft

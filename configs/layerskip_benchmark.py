@@ -19,7 +19,7 @@ def get_config(arg: str = "runs/layerskip") -> config_dict.ConfigDict:
         raise ValueError(f"unknown argument {option!r} of configs/layerskip_benchmark.py; known: quick")
     config = mtp_benchmark.get_config(arg)
     del config.rows.mtp
-    for exit_layer in (1, 2, 3):
+    for exit_layer in (2, 3, 4):
         config.rows[f"exit_{exit_layer}"] = {
             "name": "early_exit",
             "exit_layer": exit_layer,

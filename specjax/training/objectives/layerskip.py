@@ -77,7 +77,7 @@ class Schedule:
         """Weight `[L]` of the loss behind each layer; they sum to 1.
 
         e(l) = e_scale (0 + ... + l) before the last layer, L - 1 + e_scale (0 + ... + L - 2) at it, where the
-        curriculum has them on, over their sum.
+        curriculum has them on, over their sum. The exit behind the first layer is never trained for itself.
         """
         layer = np.arange(self.layers)
         scale = self.exit_scale * np.cumsum(layer).astype(np.float32)
