@@ -14,11 +14,13 @@ from specjax import checkpoints
 from specjax.checkpoints import drafters
 from specjax.checkpoints.formats import read_head
 from specjax.decoding import Drafter
+from specjax.decoding.tree import from_choices
 from specjax.drafting.adaptive import Adaptive
 from specjax.drafting.autoregressive import Autoregressive
 from specjax.drafting.draft_model import DraftModel
 from specjax.drafting.eagle import EagleChain
 from specjax.drafting.eagle2 import EagleTree
+from specjax.drafting.eagle_static import EagleStatic
 from specjax.drafting.early_exit import EarlyExit
 from specjax.drafting.ensemble import EnsembleMixture, EnsembleProxy, EnsembleUnion, EnsembleVote, assemble
 from specjax.drafting.heads import choose_tree
@@ -198,9 +200,13 @@ def _trained(target: Target, source: str, method: str) -> Any:
     return saved
 
 
-def _eagle(target: Target, source: str, num_nodes: int = 4) -> Drafting:
-    """An EAGLE-1 head drafting a chain."""
+def _eagle(target: Target, source: str, num_nodes: int = 4, choices: Sequence[Sequence[int]] = ()) -> Drafting:
+    """An EAGLE-1 head drafting a chain, or a static tree by its choices (`from_choices`)."""
     saved = _trained(target, source, "eagle")
+    if choices:
+        tree = from_choices(choices)
+        drafter = EagleStatic(saved.config, tree.num_nodes, tree=tree)
+        return Drafting("eagle", drafter, saved.params, saved.tables)
     return Drafting("eagle", EagleChain(saved.config, num_nodes), saved.params, saved.tables)
 
 
