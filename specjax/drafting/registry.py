@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from etils import epath
 
 from specjax import checkpoints
@@ -29,6 +30,7 @@ from specjax.drafting.jacobi import Jacobi
 from specjax.drafting.kangaroo import Kangaroo
 from specjax.drafting.layer_skip import LayerSkip
 from specjax.drafting.lookahead import Lookahead
+from specjax.drafting.lookup import lookup
 from specjax.drafting.medusa import Medusa
 from specjax.drafting.mtp import MultiToken
 from specjax.drafting.other_tokenizer import OtherTokenizer, restrict
@@ -85,12 +87,21 @@ def _draft_model(target: Target, source: str, num_nodes: int = 4, temperature: f
         return Drafting("draft_model", drafter, loaded.params, loaded.tables)
     draft = checkpoints.load_target(source, dtype=target.config.dtype)
     mine, theirs = target.tokenizer.fingerprint(), draft.tokenizer.fingerprint()
-    if mine != theirs or draft.config.head_size != target.config.head_size:
+    if mine != theirs:
         raise ValueError(
             f"draft {source!r} and target {target.name!r} do not share a vocabulary (fingerprints {theirs} and {mine}, "
-            f"{draft.config.head_size} and {target.config.head_size} ids); choose a draft of the same family"
+            f"{draft.config.head_size} and {target.config.head_size} ids); choose a draft of the same family, or "
+            "drafter 'other_tokenizer'"
         )
-    return Drafting("draft_model", DraftModel(draft.config, num_nodes, temperature), draft.params, {})
+    config, params = draft.config, draft.params
+    tables: dict[str, jax.Array] = {}
+    if config.head_size != target.config.head_size:
+        # One tokenizer, padded to different sizes: ids that only one of them has are drafted by neither.
+        vocab = jnp.arange(min(config.head_size, target.config.head_size), dtype=jnp.int32)
+        tables = {"vocab": vocab}
+        if config.head_size > len(vocab):
+            config, params = restrict(config, params, vocab)
+    return Drafting("draft_model", DraftModel(config, num_nodes, temperature), params, tables)
 
 
 def _other_tokenizer(target: Target, source: str, num_nodes: int = 4, expansion: float = 2.0) -> Drafting:
@@ -133,11 +144,11 @@ def _ensemble(name: str, make: Any, prior: str | None = None) -> Callable[..., D
 
 def _member(target: Target, index: int, options: dict[str, Any]) -> Drafting:
     name = options.pop("name", None)
-    if name not in DRAFTERS:
+    if name not in DRAFTERS and ":" not in str(name):
         raise ValueError(f"member {index} of the ensemble is drafter {name!r}; known: {', '.join(sorted(DRAFTERS))}")
     try:
-        return DRAFTERS[name](target, **options)
-    except (TypeError, ValueError) as error:
+        return lookup(DRAFTERS, name, "drafter")(target, **options)
+    except (ImportError, TypeError, ValueError) as error:
         raise ValueError(f"member {index} of the ensemble, drafter {name!r}: {error}") from error
 
 
@@ -185,9 +196,9 @@ def _adaptive(target: Target, inner: Mapping[str, Any], widths: Sequence[int], *
     """`inner` is a row of a name and its options."""
     row = dict(inner)
     name = row.pop("name", None)
-    if name not in DRAFTERS:
+    if name not in DRAFTERS and ":" not in str(name):
         raise ValueError(f"the inner drafter is {name!r}; known: {', '.join(sorted(DRAFTERS))}")
-    made = DRAFTERS[name](target, **row)
+    made = lookup(DRAFTERS, name, "drafter")(target, **row)
     return Drafting("adaptive", Adaptive(made.drafter, tuple(widths), **options), made.params, made.tables)
 
 
