@@ -249,7 +249,8 @@ def _pool(expected_k: Array, min_expected: float) -> tuple[Array, float]:
         pooled_mass = 0.0 if alone else float(expected_k[members].sum() / expected_k.sum())
     if groups.max() < 1:
         raise ValueError(
-            f"{expected_k.size} outcomes leave one cell of at least {min_expected} expected draws: draw more."
+            f"{expected_k.size} outcomes leave one cell of at least {min_expected} expected draws: draw more, or "
+            "test a law that is less certain of one outcome."
         )
     return groups, pooled_mass
 

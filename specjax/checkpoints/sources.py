@@ -98,6 +98,8 @@ def locate(source: str, cache_dir: str | Path | None = None) -> epath.Path:
     """
     cache = Path(cache_dir if cache_dir is not None else CACHE).expanduser()
     source = ALIASES.get(source, source)
+    if not source.strip():
+        raise FileNotFoundError(f"no such model: the source is empty; expected {', '.join(ALIASES)}, or {FORMS}")
     scheme, _, rest = source.partition(":")
     if scheme == "gs":
         return _bucket(source)

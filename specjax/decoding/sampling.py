@@ -15,6 +15,7 @@ import numpy as np
 DRAFT, ACCEPT, RESIDUAL, SAMPLE = range(4)
 
 
+MAX_TOP_K = (1 << 31) - 1
 BIAS_BUCKET = 8  # Biased tokens a row are padded to multiples of this, so that few programs are compiled.
 
 
@@ -95,7 +96,9 @@ def make_sampling(
     """
     rows = len(temperature)
     ts = _column("temperature", temperature, rows, 0.0, lambda t: 0 <= t < math.inf, "a number >= 0 (0 is greedy)")
-    ks = _column("top_k", top_k, rows, 0, lambda k: k >= 0 and k == int(k), "an integer >= 0 (0 keeps all tokens)")
+    ks = _column(
+        "top_k", top_k, rows, 0, lambda k: 0 <= k <= MAX_TOP_K and k == int(k), "an integer >= 0 (0 keeps all tokens)"
+    )
     ps = _column("top_p", top_p, rows, 1.0, lambda p: 0 < p <= 1, "a number in (0, 1]")
     ms = _column("min_p", min_p, rows, 0.0, lambda m: 0 <= m < 1, "a number in [0, 1)")
     above = "a number > 0 (1 is none)"
@@ -151,7 +154,11 @@ def _column(
     values = [default] * rows if given is None else list(given)
     _one_a_row(name, values, rows)
     for row, value in enumerate(values):
-        if not good(value):
+        try:
+            fits = good(value)
+        except (TypeError, OverflowError):  # no number, or too large a one
+            fits = False
+        if not fits:
             raise ValueError(f"{name}={value} in row {row}; expected {expected}")
     return values
 

@@ -175,7 +175,7 @@ def check_parents(parents: Sequence[int]) -> None:
         raise ValueError(f"the tree has {nodes} nodes; expected at most {MAX_NODES}")
     depths: list[int] = []
     for node, parent in enumerate(parents):
-        if not -1 <= parent < nodes:
+        if not -1 <= parent < nodes or parent != int(parent):
             raise ValueError(f"node {node} has parent {parent}; expected -1 (the root) or a node in 0..{nodes - 1}")
         if parent >= node:
             if _in_cycle(parents, node):

@@ -155,6 +155,7 @@ def test_damaged_or_absent_configs(directory: Path) -> None:
     ("source", "message"),
     [
         ("smolm2", "no such model: 'smolm2'; did you mean 'smollm2'\\? expected smollm2, or a Hugging Face directory"),
+        ("", "no such model: the source is empty; expected smollm2, or a Hugging Face directory"),
         ("/no/such/place", "no such model: /no/such/place does not exist"),
         ("./model.gguf", "no such model: ./model.gguf does not exist"),
         ("gguf:/no/model", "no such model: /no/model does not exist"),

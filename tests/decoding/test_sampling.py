@@ -94,7 +94,11 @@ def test_draws_follow_the_law():
     [
         (([-0.1],), r"temperature=-0.1 in row 0"),
         (([float("nan")],), r"temperature=nan in row 0"),
+        ((["hot"],), r"temperature=hot in row 0; expected a number >= 0"),
+        (([None],), r"temperature=None in row 0"),
         (([1.0, 1.0], [5, -1]), r"top_k=-1 in row 1"),
+        (([1.0], [float("inf")]), r"top_k=inf in row 0; expected an integer >= 0"),
+        (([1.0], [1 << 40]), r"top_k=1099511627776 in row 0"),
         (([1.0], [0], [0.0]), r"top_p=0.0 in row 0; expected a number in \(0, 1\]"),
         (([1.0], [0], [1.5]), r"top_p=1.5"),
         (([1.0], [0], [1.0], [1.0]), r"min_p=1.0"),

@@ -108,6 +108,7 @@ def test_candidates_chosen_per_row_keep_their_parents():
         (lambda: TreeSpec((-1, 2, 1)), r"node 1 is its own ancestor"),
         (lambda: TreeSpec((-1, 1)), r"node 1 is its own ancestor"),
         (lambda: TreeSpec((1, -1)), r"node 0 comes before its parent 1"),
+        (lambda: TreeSpec((-1, 0.5)), r"node 1 has parent 0.5; expected -1"),
         (lambda: TreeSpec((-1, 7)), r"node 1 has parent 7; expected -1 \(the root\) or a node in 0..1"),
         (lambda: TreeSpec(tuple(range(-1, 16))), r"node 16 lies at depth 17; expected at most 16"),
         (lambda: TreeSpec((-1,) * 129), r"the tree has 129 nodes; expected at most 128"),
