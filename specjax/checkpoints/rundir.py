@@ -1,6 +1,6 @@
 """A run's directory, local or gs://: its config, its metrics, its checkpoints.
 
-Object stores neither append nor rename, so nothing here does: metrics go to numbered JSONL parts, each written once.
+Object stores neither append nor rename, so nothing here needs to: metrics go to numbered JSONL parts, written once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not (self.path / CONFIG).exists():
-                (self.path / CONFIG).write_text(json.dumps(mine, indent=2, sort_keys=True) + "\n")
+                write_whole(self.path / CONFIG, json.dumps(mine, indent=2, sort_keys=True) + "\n")
                 return
         except OSError as error:
             raise PermissionError(
@@ -94,7 +94,7 @@ class Sink(Protocol):
     """A further place for metrics, beside the run directory."""
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes rows with `step` and values, that a checkpoint has been made of."""
+        """Takes rows with `step` and values. After an interruption it may be given rows of a step again."""
 
 
 class MetricsWriter:
@@ -115,10 +115,28 @@ class MetricsWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         lines = [{"resumed_from": self._start}, *self._rows]
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        (self._folder / f"part-{self._part:06d}.jsonl").write_text(text)
+        write_whole(self._folder / f"part-{self._part:06d}.jsonl", text)
         for sink in self._sinks:
             sink.write(self._rows)
         self._part, self._start, self._rows = self._part + 1, self._rows[-1]["step"], []
+
+
+def write_whole(path: epath.Path, text: str) -> None:
+    """Writes a file that is whole or not there, whenever the process is killed.
+
+    Object stores write so anyway; a local disk does by a rename.
+    """
+    if is_remote(path):
+        path.write_text(text)
+        return
+    aside = path.parent / f".{path.name}.tmp"
+    aside.write_text(text)
+    aside.replace(path)
+
+
+def is_remote(path: epath.Path) -> bool:
+    """Whether a path is in an object store."""
+    return "://" in str(path)
 
 
 _ABSENT = "(absent)"

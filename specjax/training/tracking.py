@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from specjax.checkpoints.rundir import RunDirectory, Sink
+from specjax.checkpoints.rundir import RunDirectory, Sink, is_remote, write_whole
 
 MODES = ("disabled", "offline", "online")
 STATE = "wandb.json"
@@ -38,7 +38,7 @@ class WandbSink:
         for step in sorted(step for step in steps if step > self._sent):
             self._run.log(steps[step], step=step)
             self._sent = step
-        self._state.write_text(json.dumps({"id": self._run.id, "sent": self._sent}) + "\n")
+        write_whole(self._state, json.dumps({"id": self._run.id, "sent": self._sent}) + "\n")
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def wandb_sink(
     directory = RunDirectory(workdir)
     state = directory.path / STATE
     known = json.loads(state.read_text()) if state.exists() else {"id": None, "sent": -1}
-    remote = "://" in os.fspath(directory.path)
+    remote = is_remote(directory.path)
     if not remote:
         directory.path.mkdir(parents=True, exist_ok=True)
     run = wandb.init(

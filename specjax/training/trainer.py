@@ -157,7 +157,7 @@ class Trainer:
             workdir: run directory, local or gs://.
             config: what the run is, recorded and compared on resume.
             init: gives the parameters to start from; only called for a fresh run.
-            sinks: further places for the metrics; each gets them with the checkpoint that makes them last.
+            sinks: further places for the metrics, which get them before each checkpoint.
             report: called with step and metrics at every logged step and evaluation.
             stop: asked after every step (of several processes: at every logged one); True of any saves and ends early.
 
@@ -265,8 +265,9 @@ class Trainer:
         step, values = int(state.step), self.evaluate(state.evaluated)
         writer.write(step, **values)
         report(step, values)
-        checkpoints.save(step, state, values)
+        # In this order: metrics ahead of the newest checkpoint are made again, metrics behind it would be lost.
         writer.flush()
+        checkpoints.save(step, state, values)
 
 
 class _Guard:

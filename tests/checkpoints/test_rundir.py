@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from specjax.checkpoints import rundir
 from specjax.checkpoints.rundir import RunDirectory
 
 
@@ -61,7 +62,9 @@ def test_metrics_are_never_appended_or_renamed(tmp_path, monkeypatch):
         return real(self, text, *args, **options)
 
     monkeypatch.setattr(epath.Path(tmp_path).__class__, "write_text", write_text)
-    monkeypatch.setattr(epath.Path(tmp_path).__class__, "rename", lambda *_: pytest.fail("renamed"))
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(epath.Path(tmp_path).__class__, name, lambda *_: pytest.fail("renamed"))
+    monkeypatch.setattr(rundir, "is_remote", lambda path: True)
     run = RunDirectory(tmp_path)
     run.claim({"a": 1})
     writer = run.writer(-1)
@@ -70,3 +73,35 @@ def test_metrics_are_never_appended_or_renamed(tmp_path, monkeypatch):
         writer.flush()
     assert len(kept) == 4
     assert [json.loads(t.splitlines()[1])["step"] for p, t in kept.items() if "part" in p] == [0, 1, 2]
+
+
+def test_on_a_disk_a_part_that_was_not_finished_is_none(tmp_path, monkeypatch):
+    from etils import epath
+
+    run = RunDirectory(tmp_path)
+    run.claim({"a": 1})
+    writer = run.writer(-1)
+    writer.write(0, loss=1.0)
+    writer.flush()
+    writer.write(1, loss=0.5)
+    real = epath.Path(tmp_path).__class__.write_text
+
+    def killed(self, text, *args, **options):
+        real(self, text[: len(text) // 2], *args, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(epath.Path(tmp_path).__class__, "write_text", killed)
+        writer.flush()
+    assert [row["step"] for row in run.metrics()] == [0]
+    again = run.writer(0)
+    again.write(1, loss=0.4)
+    again.flush()
+    assert [row["loss"] for row in run.metrics()] == [1.0, 0.4]
+
+
+def test_a_setting_that_did_not_exist_yet_is_off_in_an_older_run(tmp_path):
+    RunDirectory(tmp_path).claim({"a": 1})
+    RunDirectory(tmp_path).claim({"a": 1, "rates": (), "name": ""})
+    with pytest.raises(ValueError, match="rate: there '\\(absent\\)', here 0.5"):
+        RunDirectory(tmp_path).claim({"a": 1, "rate": 0.5})
