@@ -2,11 +2,12 @@
 
 A small one from scratch, with multi-token prediction (configs/mtp.py) or LayerSkip (configs/layerskip.py): the corpus
 is Python's standard library and the prose of SPECJAX_DATA; the tokenizer is trained on it first. Or a pretrained one
-further, where the config names a target, on the text that it wrote. The same command resumes; SIGTERM saves and ends.
+further, where the config names a target, on the text that it wrote, or the run that made it (`init_from`): with heads,
+as in Medusa-2 (configs/medusa2.py). The same command resumes; SIGTERM saves and ends.
 
-At the end the best checkpoint is in `target/`, a model directory for `load_target`, and with two or more heads in
-`drafter/`, for drafter `mtp`; `prompts.jsonl` has beginnings of held-out texts to measure on; for LayerSkip
-`results.json` has accuracy and perplexity behind every layer, before and after.
+At the end the best checkpoint is in `target/`, a model directory for `load_target`, and heads in `drafter/`, for
+drafter `mtp` or `medusa`; `prompts.jsonl` has beginnings of held-out texts to measure on; for LayerSkip and Medusa-2
+`results.json` has accuracy and perplexity, before and after.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 from absl import logging
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments import _exits, _main
+from experiments import _exits, _main, _perplexity
 from specjax import build
 from specjax.checkpoints import drafters
 from specjax.checkpoints.directory import save_target
@@ -32,6 +33,7 @@ from specjax.models.target import config_hash
 from specjax.training import OptimizerConfig, Trainer, TrainerConfig, corpus
 from specjax.training.data import text_rows
 from specjax.training.objectives.layerskip import LayerSkipPretraining
+from specjax.training.objectives.medusa_joint import MedusaJoint
 from specjax.training.objectives.mtp_pretrain import MultiTokenPretraining
 from specjax.training.objectives.registry import PRETRAINING
 
@@ -43,6 +45,8 @@ def main(config: ml_collections.ConfigDict) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
     data_dir = Path(os.environ.get("SPECJAX_DATA", "../shared/data"))
     target, rows = continued(config, data_dir) if "target" in config else prepare(config, data_dir)
+    if config.get("init_from"):
+        target = dataclasses.replace(target, params=build.best_params(config.init_from)[2]["target"])
     options = config.objective.to_dict()
     make = build.lookup(PRETRAINING, options.pop("name"), "objective of pretraining")
     trainer = Trainer(
@@ -69,6 +73,8 @@ def main(config: ml_collections.ConfigDict) -> None:
     metrics = export(config, target, trainer)
     if isinstance(trainer.objective, LayerSkipPretraining):
         _exits.report(config, metrics, rows.held_out, target.config.num_layers)
+    if isinstance(trainer.objective, MedusaJoint):
+        _perplexity.report(config, metrics, rows.held_out)
     if rows.openings:
         write_prompts(target, rows.openings)
     print(f"{'interrupted, saved' if ending else 'done'}: {_main.workdir()}")
@@ -133,7 +139,7 @@ def export(config: ml_collections.ConfigDict, target: Target, trainer: Trainer) 
         directory.rmtree()  # of an earlier end of this run
     save_target(trained, directory)
     objective = trainer.objective
-    if isinstance(objective, MultiTokenPretraining) and objective.heads > 1:
+    if isinstance(objective, MedusaJoint) or (isinstance(objective, MultiTokenPretraining) and objective.heads > 1):
         info = {"step": step, "rows": trainer.train.rows, "held_out": metrics, "training": config.to_dict()}
         saved = objective.export(params, {}, info)
         drafters.save_drafter(_main.workdir() / "drafter", saved, trained)

@@ -23,6 +23,7 @@ from specjax.training.objectives.kangaroo import KangarooDistillation
 from specjax.training.objectives.layerskip import LayerSkipPretraining, Schedule
 from specjax.training.objectives.lm import LanguageModel
 from specjax.training.objectives.medusa import Medusa
+from specjax.training.objectives.medusa_joint import MedusaJoint
 from specjax.training.objectives.mtp import MultiTokenHeads
 from specjax.training.objectives.mtp_pretrain import MultiTokenPretraining
 from specjax.training.objectives.redrafter import RecurrentDrafting
@@ -140,6 +141,22 @@ def _layerskip(target: Target, steps: int, **options: Any) -> Objective:
     return LayerSkipPretraining(target.config, Schedule(target.config.num_layers, steps, **options))
 
 
+def _medusa_joint(
+    target: Target,
+    steps: int,
+    num_heads: int,
+    num_layers: int = 1,
+    weight: float = 0.2,
+    warmup: int = 0,
+    anchor: float = 0.0,
+    **criterion: Any,
+) -> Objective:
+    if warmup >= steps:
+        raise ValueError(f"warmup={warmup} of steps={steps}: the target would never be trained; expected fewer")
+    config = MedusaConfig(**_shapes(target, target.config.vocab_size, num_heads, num_layers))
+    return MedusaJoint(target.config, config, HeadsLoss(**criterion), weight, warmup, anchor)
+
+
 def _mtp_pretraining(target: Target, steps: int, **options: Any) -> Objective:
     del steps
     return MultiTokenPretraining(target.config, **options)
@@ -161,5 +178,6 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
 # Those that train the target itself: name -> maker(target, steps, **options)
 PRETRAINING: dict[str, Callable[..., Objective]] = {
     "layerskip": _layerskip,
+    "medusa2": _medusa_joint,
     "mtp": _mtp_pretraining,
 }
