@@ -13,7 +13,8 @@ from flax import nnx
 
 from specjax import decoding
 from specjax.analysis import g_test, sequence_counts
-from specjax.decoding import Completion, DecodeState, Drafter, Loop, Request, Rule, Weights
+from specjax.decoding import Completion, DecodeState, Draft, Drafter, Keys, Kind, Loop, Request, Rule, Sampling, Weights
+from specjax.decoding.tree import check_parents
 from specjax.drafting import Autoregressive
 from specjax.models import Decoder, merge
 from specjax.testing.markov import markov_graph, markov_params, random_law, sequence_law
@@ -163,6 +164,40 @@ def check_device_loop(subject: Subject, make_rule: MakeRule, requests: Sequence[
         raise AssertionError("a second batch of the same shapes compiled the loop again")
 
 
+def check_draft(subject: Subject, requests: Sequence[Request]) -> None:
+    """What is proposed lies within what the drafter declares: a tree of its size and depth, and laws that are laws.
+
+    Nothing in the loop looks: a dynamic tree out of order, or a law in other ids than the tokens, ends in wrong output.
+
+    Raises:
+        AssertionError: names what does not hold, the row and the node.
+    """
+    drafter, loop, weights = subject.drafter, *subject.loop(OneHot)
+    state = _prefill(loop, weights, requests[:BATCH])
+
+    @jax.jit
+    def propose(weights: Weights, state: DecodeState) -> Draft:
+        target, keys = merge(subject.graph, weights.target), Keys(state.request, state.length)
+        return drafter.propose(
+            weights.drafter, weights.tables, target, state.cache, state.drafter, state.context, keys
+        )[0]
+
+    assert_declared(propose(weights, state), drafter, subject.vocab, state.sampling)
+
+
+def assert_declared(draft: Draft, drafter: Drafter, vocab: int, sampling: Sampling) -> None:
+    """See `check_draft`; of one draft."""
+    draft, kind = jax.tree.map(np.array, draft), drafter.kind(sampling)
+    if draft.num_nodes != drafter.num_nodes:
+        raise AssertionError(f"the draft has {draft.num_nodes} nodes; the drafter declares {drafter.num_nodes}")
+    if draft.probes is not None and draft.probes.tokens.shape[1] > drafter.num_probes:
+        raise AssertionError(f"{draft.probes.tokens.shape[1]} probes; the drafter declares {drafter.num_probes}")
+    for row, parents in enumerate(draft.parents.tolist()):
+        _assert_tree(parents, drafter.depth, draft.is_chain, f"row {row}")
+        for node in np.flatnonzero(draft.valid[row]):
+            _assert_node(draft, row, int(node), vocab, kind)
+
+
 def law_p_value(
     drafter: Drafter, params: Any, tables: Any, make_rule: MakeRule, *, draws: int, tokens: int = 3, seed: int = 0
 ) -> float:
@@ -191,7 +226,7 @@ def law_p_value(
 
 
 def check_drafter(subject: Subject, make_exact_rule: MakeRule) -> None:
-    """The whole contract but the law (see `law_p_value`): greedy and seeded equality, cache, layout, device loop.
+    """The whole contract but the law (see `law_p_value`): drafts, greedy and seeded equality, cache, rows, device loop.
 
     Args:
         subject: target and drafter.
@@ -201,12 +236,52 @@ def check_drafter(subject: Subject, make_exact_rule: MakeRule) -> None:
         AssertionError: what does not hold, and where.
     """
     requests = random_requests(subject.vocab, 2 * BATCH)
+    sampled = random_requests(subject.vocab, BATCH, seed=1, temperature=1.0)
+    check_draft(subject, sampled)
     check_equals_autoregressive(subject, make_exact_rule, requests)
     check_rows_are_independent(subject, make_exact_rule, requests)
     check_cache(subject, make_exact_rule, requests)
     check_device_loop(subject, make_exact_rule, requests)
-    sampled = random_requests(subject.vocab, BATCH, seed=1, temperature=1.0)
     check_equals_autoregressive(subject, OneHot, sampled)
+
+
+def _assert_tree(parents: list[int], depth: int, is_chain: bool, where: str) -> None:
+    if is_chain:
+        if parents != list(range(-1, len(parents) - 1)):
+            raise AssertionError(f"{where}: the draft says it is a chain, its parents are {parents}")
+        return
+    try:
+        check_parents(parents)
+    except ValueError as error:
+        raise AssertionError(f"{where}: {error}") from error
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent < 0 else found[parent] + 1)
+    if max(found, default=0) > depth:
+        node = int(np.argmax(found))
+        raise AssertionError(f"{where}: node {node} lies at depth {found[node]}; the drafter declares depth {depth}")
+
+
+def _assert_node(draft: Draft, row: int, node: int, vocab: int, kind: Kind) -> None:
+    """A valid node's token, and the law that it says it was drawn from."""
+    where, token, law = f"row {row}, node {node}", int(draft.tokens[row, node]), int(draft.law[row, node])
+    if not 0 <= token < vocab:
+        raise AssertionError(f"{where}: token {token}; expected an id in 0..{vocab - 1}")
+    if law < 0:
+        return
+    if kind == "fixed":
+        raise AssertionError(f"{where}: drawn from law {law}, but the drafter's kind is 'fixed'")
+    if law >= draft.laws.shape[1] or draft.laws.dtype != np.float32:
+        raise AssertionError(
+            f"{where}: law {law} of {draft.laws.shape[1]} in {draft.laws.dtype}; expected float32 laws"
+        )
+    q = np.exp(np.asarray(draft.laws[row, law], np.float64))
+    if not abs(q.sum() - 1) < 1e-3:
+        raise AssertionError(f"{where}: its law sums to {q.sum()}; expected log-probabilities")
+    ids = np.arange(len(q)) if draft.vocab is None else np.asarray(draft.vocab)
+    # Behind siblings that took all that the law had to give, a draw without replacement has nothing left.
+    if draft.siblings == "iid" and not q[ids == token].sum() > 0:
+        raise AssertionError(f"{where}: token {token} has no mass under the law that it was drawn from")
 
 
 def _programs() -> int:
