@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -59,10 +60,22 @@ def load_drafter(name: str, target: Target, **options: Any) -> Drafting:
         name: what to load.
         target: what it drafts for.
         **options: of the method, `num_nodes` for instance.
+
+    Raises:
+        ValueError: no such method, zoo entry or directory, or options that do not fit.
     """
-    if name not in build.DRAFTERS and ":" not in name and (method := drafters.saved_method(name)):
-        return build.make_drafter(method, target, source=name, **options)
-    return build.make_drafter(name, target, **options)
+    if name in build.DRAFTERS or ":" in name:
+        return build.make_drafter(name, target, **options)
+    method = drafters.saved_method(name)
+    if method is None:
+        zoo = drafters.zoo_entries()
+        close = difflib.get_close_matches(name, [*build.DRAFTERS, *zoo])
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(
+            f"unknown drafter {name!r}; {hint}methods: {', '.join(sorted(build.DRAFTERS))}; in the zoo: "
+            f"{', '.join(zoo)}; or the directory of a saved drafter or training run, or 'package.module:maker'"
+        )
+    return build.make_drafter(method, target, source=name, **options)
 
 
 def encode_chat(target: Target, prompt: str | Sequence[dict[str, str]], system_prompt: str | None = None) -> list[int]:
@@ -237,10 +250,12 @@ def certify(
         show: whether to print the table.
 
     Raises:
-        ValueError: a rule that does not fit the drafter, temperature 0, or draws too few for a verdict.
+        ValueError: a rule that does not fit the drafter, temperature 0 or top-k 1, or draws too few for a verdict.
     """
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}; expected more than 0: greedy texts are certified beside it")
+    if top_k == 1:
+        raise ValueError("top_k=1 leaves a single token and no law to test; expected 0 (all tokens) or more than 1")
     several = [prompts] if isinstance(prompts, str) else list(prompts)
     several = several or [p.turns[0] for p in load_prompts("shipped", 1)]
     if not 0 <= contexts <= len(several):

@@ -97,5 +97,7 @@ def test_the_short_call(target, drafting, capsys):
     assert "draft_model" in said and "next tokens" in said
     with pytest.raises(ValueError, match="temperature=0.0; expected more than 0"):
         specjax.certify(target, drafting, temperature=0.0)
+    with pytest.raises(ValueError, match="top_k=1 leaves a single token"):
+        specjax.certify(target, drafting, top_k=1)
     with pytest.raises(ValueError, match="contexts=3 of 2 prompts"):
         specjax.certify(target, drafting, prompts=["a", "b"], contexts=3)

@@ -1,0 +1,77 @@
+"""Names, options and overrides that mean nothing are refused, and what would have meant something is said."""
+
+import pytest
+
+import specjax
+from specjax import build
+from specjax.drafting import PromptLookup
+from specjax.testing import tiny_target
+
+QUICKSTART = "configs/quickstart.py"
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target(layers=1, width=16)
+
+
+def halved(target, num_nodes=3):
+    """A maker of one's own."""
+    return build.Drafting("halved", PromptLookup(num_nodes=num_nodes / 2), {}, {})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"sed": 1}, "unknown config field 'sed'; did you mean 'seed'"),
+        ({"target.sorce": "x"}, "unknown config field 'target.sorce'; did you mean 'target.source'"),
+        ({"seed.first": 1}, "unknown config field 'seed.first'"),
+        (["config.bench=3"], "unknown config field 'bench'"),
+        ({"seed": "a"}, "config field 'seed' does not take 'a'"),
+    ],
+)
+def test_overrides_that_do_not_fit(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        build.load_config(QUICKSTART, overrides=overrides)
+
+
+def test_overrides_that_do():
+    config = build.load_config(
+        QUICKSTART, "quick", ["config.seed=3", "target.source=here", "rows.draft.num_nodes=(1, 2)"]
+    )
+    assert (config.seed, config.target.source, config.rows.draft.num_nodes) == (3, "here", (1, 2))
+    assert build.load_config(QUICKSTART, overrides={"only": ("draft",)}).only == ("draft",)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind", "message"),
+    [
+        (
+            "no_such.drafters:make",
+            {},
+            ImportError,
+            "drafter 'no_such.drafters:make' cannot be imported",
+        ),
+        ("specjax.drafting:nope", {}, ValueError, "module specjax.drafting holds no 'nope'"),
+        ("medusa", {}, ValueError, r"missing a required argument: 'source'; it takes \(source, tree, nodes, choices\)"),
+        ("prompt_lookup", {"num_nodes": 2.5}, ValueError, "num_nodes=2.5 of drafter 'prompt_lookup'; expected a whole"),
+        (f"{__name__}:halved", {}, ValueError, "num_nodes=1.5 of drafter"),
+        ("./runs/none", {}, ValueError, "unknown drafter './runs/none'; .*in the zoo: smollm2.*directory of a saved"),
+    ],
+)
+def test_drafters_that_cannot_be_made(target, name, options, kind, message):
+    with pytest.raises(kind, match=message):
+        specjax.load_drafter(name, target, **options)
+
+
+def lookup_of_two(target):
+    """Another maker of one's own."""
+    return build.Drafting("two", PromptLookup(num_nodes=2), {}, {})
+
+
+def test_an_ensemble_takes_members_of_ones_own(target):
+    mine = {"name": f"{__name__}:lookup_of_two"}
+    made = build.make_drafter("ensemble_union", target, members=[mine, {"name": "prompt_lookup", "num_nodes": 2}])
+    assert made.drafter.num_nodes == 4
+    with pytest.raises(ValueError, match="member 1 of the ensemble, drafter 'nowhere:x': .*cannot be imported"):
+        build.make_drafter("ensemble_union", target, members=[{"name": "prompt_lookup"}, {"name": "nowhere:x"}])
