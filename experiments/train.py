@@ -4,8 +4,8 @@ The same command resumes; SIGTERM saves and ends with exit code 75, which schedu
 SPECJAX_DATA names the directory of the training text. At the end the best checkpoint is written as a drafter to
 `drafter/` in the run directory, where every program finds it.
 
---wandb=offline or online also sends the metrics to Weights & Biases (`pip install 'specjax[wandb]'`); a resumed run goes
-on there under the same id, with no step twice. `wandb sync` uploads what was kept offline.
+--wandb=offline or online also sends the metrics to Weights & Biases (`pip install 'specjax[wandb]'`); a resumed run
+goes on there under the same id, with no step twice. `wandb sync` uploads what was kept offline.
 """
 
 from __future__ import annotations
