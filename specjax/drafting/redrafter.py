@@ -100,8 +100,8 @@ class RecurrentDrafter(LastHidden):
             hidden = jnp.broadcast_to(state.hidden[:, None], recurrent.shape)
             logits = network.logits(network(hidden, recurrent))
             count = logits.shape[1]
-            seen = np.repeat(np.eye(count, dtype=bool), level, axis=1)
-            seen = jnp.broadcast_to(seen, (batch, *seen.shape))
+            own = np.repeat(np.eye(count, dtype=bool), level, axis=1)
+            seen = jnp.broadcast_to(own, (batch, *own.shape))
             law = jax.nn.log_softmax(context.process(logits, beams.reshape(batch, -1), seen, vocab), axis=-1)
             # A row that failed may hold NaN, which would sort above its own parent.
             law = jnp.where(jnp.isnan(law), -jnp.inf, law)
