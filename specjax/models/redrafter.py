@@ -111,5 +111,6 @@ def init_redrafter(config: RedrafterConfig, key: jax.Array) -> Any:
     params["blocks"] = jax.tree.map(jnp.zeros_like, params["blocks"])
     for name in ("input_proj", "out"):
         if name in params:
-            params[name]["kernel"] = jnp.eye(*params[name]["kernel"].shape, dtype=config.dtype)
+            inputs, outputs = params[name]["kernel"].shape
+            params[name]["kernel"] = jnp.eye(inputs, outputs, dtype=config.dtype)
     return params
