@@ -44,7 +44,7 @@ class EagleReading(EagleRegression):
     def _seen(self, params: Any) -> Any:
         kernel = params["fc"]["kernel"]
         of_token = jnp.arange(kernel.shape[0])[:, None] < self.config.layer.hidden_size
-        kept = {"token": of_token, "feature": ~of_token, "both": True}[self.reads]
+        kept = {"token": of_token, "feature": ~of_token, "both": jnp.ones_like(of_token)}[self.reads]
         return {**params, "fc": {**params["fc"], "kernel": jnp.where(kept, kernel, 0.0)}}
 
 

@@ -68,8 +68,12 @@ def prepare(config: dict[str, Any], name: str, folder: str) -> None:
     kept = taps(made.objective)
     full = jax.jit(lambda params, b: with_hidden_states(merge(target.graph, params), b, kept))(target.params, batch)
     rounded = {f"tap_{tap}": full.taps[tap] for tap in full.taps} | {"normed": full.normed}
-    arrays = {k: np.asarray(v.astype(jnp.bfloat16).astype(jnp.float32)) for k, v in rounded.items() if v is not None}
-    plain = {k: np.asarray(getattr(full, k)) for k in ("tokens", "positions", "segments", "response", "lse")}
+    arrays: dict[str, Any] = {
+        k: np.asarray(v.astype(jnp.bfloat16).astype(jnp.float32)) for k, v in rounded.items() if v is not None
+    }
+    plain: dict[str, Any] = {
+        k: np.asarray(getattr(full, k)) for k in ("tokens", "positions", "segments", "response", "lse")
+    }
     np.savez(Path(folder) / BATCH, **plain, **arrays)
 
 
@@ -172,8 +176,8 @@ def _read(folder: str) -> Batch:
     return Batch(**arrays, taps=half)
 
 
-def _by_path(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, np.ndarray]:
-    flat: dict[str, np.ndarray] = {}
+def _by_path(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
         flat |= _by_path(value, f"{path}/") if isinstance(value, Mapping) else {path: np.asarray(value)}
