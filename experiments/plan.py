@@ -48,12 +48,12 @@ def main(config: ml_collections.ConfigDict) -> None:
     console, workdir = _main.console(), _main.workdir()
     check(config)
     lineup, settings = build.lineup_from_config(config), build.settings_from_config(config)
-    calibration, held_out = split(prompts_from_config(config, console), config.calibration_per_category)
+    parts = split(prompts_from_config(config, console), config.calibration_per_category)
     results.check_writable(workdir)
     for label in lineup.left_out:
         console.print(f"row {label!r} is left out: set --config.rows.{label}.source to plan with it", style="yellow")
     target = build.target_from_config(config.target)
-    calibration, held_out = (fitting(target, part, settings)[0] for part in (calibration, held_out))
+    calibration, held_out = (fitting(target, part, settings)[0] for part in parts)
     results.write_json(workdir / "config.json", config.to_dict())
 
     found = calibrate(lineup, calibration, target, settings, config, console)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, cast
 
 import jax
 from etils import epath
@@ -71,14 +71,14 @@ def wandb_sink(
         raise ImportError(f"--wandb={mode} needs wandb: pip install 'specjax[wandb]'") from error
     directory = RunDirectory(workdir)
     state = directory.path / STATE
-    known = json.loads(state.read_text()) if state.exists() else {"id": None, "sent": -1}
+    known: dict[str, Any] = json.loads(state.read_text()) if state.exists() else {"id": None, "sent": -1}
     remote = is_remote(directory.path)
     if not remote:
         directory.path.mkdir(parents=True, exist_ok=True)
     run = wandb.init(
         id=known["id"],
         resume="allow",
-        mode=mode,
+        mode=cast(Literal["offline", "online"], mode),
         project=project,
         name=directory.path.name,
         config=dict(config),

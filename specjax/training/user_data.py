@@ -209,7 +209,7 @@ def _chat(value: Any, tokenizer: Tokenizer, where: str) -> Iterator[Document]:
 def _messages(value: Any) -> list[Message]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(m, Mapping) for m in value):
         raise ValueError(f"expected a list of turns with role and content, not {str(value)[:60]!r}")
-    found = []
+    found: list[Message] = []
     for turn in value:
         role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
         if not isinstance(role, str) or not isinstance(content, str):
