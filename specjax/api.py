@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
+from etils import epath
 from rich.console import Console
 
 from specjax import build, checkpoints, decoding
@@ -16,10 +18,15 @@ from specjax.analysis import Certificate
 from specjax.build import Drafting
 from specjax.checkpoints import drafters
 from specjax.decoding import MAX_STOP_TOKENS, Completion, Request, StopText, cut_text, make_sampling, request_sampling
+from specjax.evaluation import tables
+from specjax.evaluation.benchmark import Settings, measure
 from specjax.evaluation.certify import Subject, certify_model
 from specjax.evaluation.certify import table as certificate_table
-from specjax.evaluation.prompts import load_prompts
-from specjax.evaluation.teacher import rounding_bound
+from specjax.evaluation.contenders import LoopContender
+from specjax.evaluation.lineup import Lineup, enlist
+from specjax.evaluation.prompts import Prompt, load_prompts
+from specjax.evaluation.rows import summarise
+from specjax.evaluation.teacher import Teacher, rounding_bound
 from specjax.models import Target, pack
 from specjax.verification.registry import is_lossy
 
@@ -280,6 +287,117 @@ def certify(
         console = Console()
         (console if console.is_terminal else Console(width=120)).print(certificate_table(found))
     return found
+
+
+def benchmark(
+    target: Target,
+    draftings: Drafting | Mapping[str, Drafting],
+    prompts: str | Sequence[str] = "shipped",
+    *,
+    prompts_per_category: int = 1,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    rule: str | None = None,
+    batch: int = 1,
+    repeats: int = 2,
+    seed: int = 0,
+    show: bool = True,
+) -> list[dict[str, Any]]:
+    """Measures drafters beside plain decoding on your own model: interleaved, warm, compilation apart.
+
+    Args:
+        target: the model.
+        draftings: from `load_drafter`; several with the labels they get.
+        prompts: user turns; or one string, as `specjax.evaluation.prompts.load_prompts` takes it ("shipped",
+            "spec_bench:<path>", a file of your own).
+        prompts_per_category: the first so many of each category of such a string; 0 for all.
+        max_new_tokens: of each answer.
+        temperature: 0 for greedy.
+        top_k: 0 for all.
+        top_p: in (0, 1].
+        rule: verification rule; the exact one that fits best by default. A lossy one is measured, and named so.
+        batch: prompts that run together.
+        repeats: timed answers to each prompt; medians count.
+        seed: with a prompt's index, fixes every random choice.
+        show: whether to print the table.
+
+    Returns:
+        Rows as in a run's results.json, by label and category: `all`, `all_without_loops`, and the prompts' own.
+
+    Raises:
+        ValueError: a label twice or taken, a value out of range, unknown prompts, or a prompt beyond the context.
+    """
+    several = {draftings.name: draftings} if isinstance(draftings, Drafting) else dict(draftings)
+    plain = build.make_drafter("autoregressive", target)
+    if not several or plain.name in several:
+        raise ValueError(f"drafters {list(several)}; expected at least one, and none labelled {plain.name!r}")
+    if isinstance(prompts, str):
+        asked: Sequence[Prompt] = load_prompts(prompts, prompts_per_category or None)
+    else:
+        asked = [Prompt(f"prompt-{i}", "own", (turn,)) for i, turn in enumerate(prompts)]
+    settings = Settings(max_new_tokens=max_new_tokens, repeats=repeats, batch=batch, seed=seed)
+    made = {plain.name: plain, **several}
+    rows = {
+        label: {"name": label, "rule": (rule or "") if label in several else "", "lossless": False} for label in made
+    }
+    layout = "packed" if jax.default_backend() == "cpu" else "plain"
+    lineup = Lineup(rows, temperatures=(temperature,), top_k=top_k, top_p=top_p, layout=layout, seed=seed)
+    contenders = enlist(
+        lineup,
+        target,
+        make_drafter=lambda label, _: made[label],
+        make_loop=build.make_loop,
+        default_rule=build.default_rule,
+    )
+    measured = measure(contenders, asked, target, settings)
+    first = contenders[0]
+    assert isinstance(first, LoopContender)
+    teacher = Teacher(first.loop.graph, first.weights.target, precision="float32", chunk=first.loop.chunk)
+    found = summarise(measured, settings, teacher, rounding_bound(target.config.dtype, "float32"))
+    if show:
+        console = Console()
+        (console if console.is_terminal else Console(width=120)).print(tables.headline_table(found))
+    return found
+
+
+def train(
+    config: Any,
+    workdir: str | Path | epath.Path,
+    *,
+    data: str | Path,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
+) -> Drafting:
+    """Trains a drafter as `experiments.train` does, from the newest checkpoint of the run directory where there is one.
+
+    Args:
+        config: from `load_config`, or the path of its file, `configs/distill.py:smollm2` for instance.
+        workdir: run directory; the best checkpoint becomes a drafter in `drafter/` within it.
+        data: directory that the config's text is relative to.
+        overrides: of a config given by path, as in `load_config`.
+        report: called with step and metrics at every logged step and evaluation.
+
+    Returns:
+        The trained drafter, with the options that its method has by default.
+
+    Raises:
+        FileNotFoundError: config, text or store is missing.
+        ValueError: an option is unknown or out of range, or the directory belongs to another config.
+        FloatingPointError: a loss or gradient is not finite.
+    """
+    if isinstance(config, str | Path):
+        config = build.load_config(config, overrides=overrides)
+    elif overrides:
+        raise ValueError("overrides are for a config given by its path; change the loaded one itself")
+    target = build.target_from_config(config.target)
+    trainer = build.build_training(config, target, Path(data))
+    source = config.get("init_from", "")
+    start = (lambda: build.best_params(source)[2]) if source else None
+    trainer.run(epath.Path(workdir), config.to_dict(), init=start, report=report)
+    build.export_drafter(config, target, trainer, epath.Path(workdir))
+    return load_drafter(str(workdir), target)
 
 
 def stop_tokens(target: Target, stops: Sequence[str]) -> tuple[tuple[int, ...], ...]:

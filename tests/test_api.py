@@ -1,0 +1,85 @@
+"""The short calls that measure and train; those that decode are tested in tests/decoding and tests/evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import specjax
+from specjax.checkpoints import save_target
+from specjax.drafting import DraftModel
+from specjax.drafting.registry import Drafting
+from specjax.models import Target
+from specjax.testing import noisy_draft, tiny_target
+from tests.training import common
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target(layers=1, width=16)
+
+
+@pytest.fixture(scope="module")
+def drafting(target: Target) -> Drafting:
+    return Drafting("draft_model", DraftModel(target.config, 2), noisy_draft(target, 0.1), {})
+
+
+def test_benchmark(target: Target, drafting: Drafting, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = specjax.benchmark(target, {"mine": drafting}, ["Say hello."], max_new_tokens=8, repeats=1)
+    found = {row["label"]: row for row in rows if row["category"] == "all"}
+    assert set(found) == {"autoregressive", "mine"}
+    assert found["mine"]["method"] == "draft_model" and found["mine"]["rule"] == "greedy"
+    assert found["mine"]["matches_baseline"] and found["mine"]["tau"] > 1 and found["mine"]["speedup"] > 0
+    assert {row["category"] for row in rows} >= {"all", "own"}
+    assert "mine" in capsys.readouterr().out
+
+
+def test_benchmark_refuses(target: Target, drafting: Drafting) -> None:
+    with pytest.raises(ValueError, match="expected at least one, and none labelled 'autoregressive'"):
+        specjax.benchmark(target, {"autoregressive": drafting})
+    with pytest.raises(ValueError, match="expected at least one"):
+        specjax.benchmark(target, {})
+    with pytest.raises(ValueError, match="no prompts named 'shiped'.*did you mean 'shipped'"):
+        specjax.benchmark(target, drafting, "shiped")
+    with pytest.raises(ValueError, match="repeats=0; expected at least 1"):
+        specjax.benchmark(target, drafting, ["x"], repeats=0)
+
+
+def test_overrides_belong_to_a_path(tmp_path: Path) -> None:
+    loaded = specjax.load_config("configs/lm.py", "smollm2")
+    with pytest.raises(ValueError, match="overrides are for a config given by its path"):
+        specjax.train(loaded, tmp_path / "run", data=tmp_path, overrides={"train.steps": 1})
+
+
+@pytest.mark.slow
+def test_a_draft_is_trained_and_drafts(tmp_path: Path) -> None:
+    target = tiny_target(layers=2, width=16)
+    save_target(target, tmp_path / "target")
+    lines = [json.dumps(dataclasses.asdict(answer)) for answer in common.answers(40)]
+    (tmp_path / "answers.jsonl").write_text("\n".join(lines) + "\n")
+    changes = {
+        "data.text": "answers.jsonl",
+        "data.held_out_text": "answers.jsonl",
+        "data.held_out_rows": 4,
+        "data.row_length": 64,
+        "objective.layers": (0, 1),
+        "objective.intermediate_size": 32,
+        "objective.draft_vocab": 16,
+        "train.steps": 4,
+        "train.eval_every": 2,
+    }
+    told: list[int] = []
+    made = specjax.train(
+        f"configs/lm.py:{tmp_path / 'target'}",
+        tmp_path / "run",
+        data=tmp_path,
+        overrides=changes,
+        report=lambda step, values: told.append(step),
+    )
+    assert made.name == "draft_model" and told[-1] == 4
+    plain = specjax.load_drafter("autoregressive", target)
+    expected = specjax.generate(target, plain, "the tree runs", max_new_tokens=12).completion.tokens
+    assert specjax.generate(target, made, "the tree runs", max_new_tokens=12).completion.tokens == expected
