@@ -100,8 +100,17 @@ report: $(VENV)/.core
 notebooks: $(VENV)/.test
 	$(PY) -m experiments.notebooks
 
+# As the cards in specjax/zoo say. An interrupted line goes on where it was.
 zoo: $(VENV)/.core
-	$(PY) -m experiments.train --config=configs/distill.py:smollm2 --workdir=runs/zoo/distill_smollm2
+	$(PY) -m experiments.train --config=configs/lm.py:smollm2 --workdir=runs/zoo/lm
+	$(PY) -m experiments.train --config=configs/lm.py:smollm2 --workdir=runs/zoo/distilled --config.init_from=runs/zoo/lm \
+	  --config.train.steps=560 --config.train.eval_every=140 --config.train.seed=1 --config.optimizer.steps=560 \
+	  --config.optimizer.warmup=10 --config.optimizer.schedule=linear
+	$(PY) -m experiments.hidden_states --config=configs/hidden_states.py:smollm2 --workdir=runs/hidden/smollm2 \
+	  --config.store.taps="(2, 15, 27)" --config.parts.train.max_shards=12
+	$(PY) -m experiments.train --config=configs/eagle3.py:smollm2 --workdir=runs/zoo/eagle3 --config.train.batch=2 \
+	  --config.train.steps=820 --config.train.eval_every=205 --config.optimizer.steps=820 \
+	  --config.optimizer.learning_rate=1.5e-3 --config.optimizer.warmup=40
 
 clean:
 	rm -rf $(VENV) .venv-ci .cache .ruff_cache build dist specjax.egg-info

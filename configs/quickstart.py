@@ -9,8 +9,9 @@ Arguments, separated by commas:
 
 from ml_collections import config_dict
 
-# The zoo entry, or the path of a trained drafter, that the row `draft` measures; empty leaves the row out.
+# Zoo entries, or paths of trained drafters, that the rows `draft` and `eagle3` measure; empty leaves a row out.
 DRAFT = "smollm2-135m-distilled"
+EAGLE3 = "smollm2-135m-eagle3"
 
 ARGUMENTS = ("full", "quick")
 
@@ -47,6 +48,12 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
             "source": DRAFT,
             "num_nodes": tuple(range(1, 9)) if sweep else (3,),
             "rule": "",  # the exact rule that fits best
+        },
+        "eagle3": {
+            "name": "eagle3",
+            "source": EAGLE3,
+            "num_nodes": tuple(range(1, 7)) if sweep else (2,),
+            "rule": "",
         },
         "prompt_lookup": {
             "name": "prompt_lookup",

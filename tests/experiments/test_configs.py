@@ -60,3 +60,4 @@ def test_generate_takes_any_drafter() -> None:
 def test_the_draft_that_is_measured_ships(name: str) -> None:
     assert load(name).rows.draft.source in drafters.zoo_entries()
     assert load("generate").drafter.source == load(name).rows.draft.source
+    assert load("quickstart").rows.eagle3.source in drafters.zoo_entries()
