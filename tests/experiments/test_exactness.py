@@ -60,5 +60,14 @@ def test_a_model_of_ones_own(tiny: Path, in_workdir: Path) -> None:
 def test_what_is_asked_for_must_exist(in_workdir: Path) -> None:
     with pytest.raises(ValueError, match="unknown 'fault'; known: drafters, rules, faults"):
         exactness.main(quick(parts=("fault",)))
-    with pytest.raises(ValueError, match="leaves nothing to certify"):
+    with pytest.raises(ValueError, match="leave nothing to certify"):
         exactness.main(quick(only=("nothing",)))
+    for shard in ("2/2", "1", "-1/2", "a/b"):
+        with pytest.raises(ValueError, match=f"shard='{shard}': expected i/n with 0 <= i < n"):
+            exactness.main(quick(shard=shard))
+
+
+def test_the_shards_together_are_all_cases() -> None:
+    cases = [(name, list) for name in "abcde"]
+    shards = [[name for name, _ in exactness.shard_of(iter(cases), f"{i}/3")] for i in range(3)]
+    assert shards == [["a", "d"], ["b", "e"], ["c"]]
