@@ -1,0 +1,351 @@
+"""From names and configs to objects: the only file of the library that reads the fields of a ConfigDict.
+
+Names are looked up in the registries beside the methods (`specjax.drafting.registry`, `specjax.verification.registry`,
+`specjax.training.objectives.registry`). A name of the form `package.module:maker` reaches a user's own code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import numbers
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+from etils import epath
+
+from specjax import checkpoints
+from specjax.checkpoints import drafters
+from specjax.checkpoints.rundir import RunDirectory
+from specjax.checkpoints.train_state import run_params
+from specjax.config_files import config_module, load_config, override
+from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights, make_sampling
+from specjax.drafting.lookup import lookup
+from specjax.drafting.registry import DRAFTERS, Drafting
+from specjax.evaluation.benchmark import Settings
+from specjax.evaluation.contenders import Contender
+from specjax.evaluation.lineup import Lineup, enlist
+from specjax.models import Target, pack
+from specjax.models.tokenizer import Tokenizer
+from specjax.parallel import AXES, PRESETS, Placement, make_mesh
+from specjax.training import (
+    Document,
+    HiddenStates,
+    OptimizerConfig,
+    Source,
+    StoreConfig,
+    Trainer,
+    TrainerConfig,
+)
+from specjax.training.data import answers_at, draft_vocabulary, most_frequent, text_rows
+from specjax.training.objectives.registry import OBJECTIVES
+from specjax.training.online import online_taps
+from specjax.training.user_data import DatasetConfig, DatasetRows, dataset_rows
+from specjax.verification import Block
+from specjax.verification.registry import RULES, is_lossy
+
+
+def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
+    """A registered drafter, or one's own.
+
+    Raises:
+        ValueError: unknown name, or an option that the maker does not take or that is out of range.
+    """
+    maker = lookup(DRAFTERS, name, "drafter")
+    try:
+        inspect.signature(maker).bind(target, **options)
+        made = maker(target, **options)
+    except TypeError as error:
+        takes = list(inspect.signature(maker).parameters.values())[1:]
+        raise ValueError(
+            f"drafter {name!r} does not take these options ({options}): {error}; it takes "
+            f"({', '.join(str(p).partition(':')[0] for p in takes)})"
+        ) from error
+    for field in ("num_nodes", "num_probes", "depth"):
+        if not isinstance(size := getattr(made.drafter, field), numbers.Integral):
+            raise ValueError(f"{field}={size!r} of drafter {name!r}; expected a whole number")
+    return made
+
+
+def default_rule(drafter: Drafter, sampling: Sampling) -> str:
+    """The exact token-by-token rule that fits; `block` and `traversal` may accept more of drawn drafts."""
+    if sampling.greedy:
+        return "greedy"
+    return "one_hot" if drafter.kind(sampling) == "fixed" else "recursive"
+
+
+def make_rule(
+    name: str | None,
+    drafter: Drafter,
+    sampling: Sampling,
+    *,
+    lossless: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> Rule:
+    """A rule that fits the drafter's drafts.
+
+    Args:
+        name: registered, or None for the default.
+        drafter: gives depth and kind of draft.
+        sampling: gives the statics that the kind depends on.
+        lossless: refuse a rule that changes the output law.
+        options: of the rule, a threshold for instance.
+
+    Raises:
+        ValueError: unknown rule or option, one that is not exact here, or a lossy one where `lossless` is set; names
+            the rule to use.
+    """
+    fitting = default_rule(drafter, sampling)
+    name, kind = name or fitting, drafter.kind(sampling)
+    where = "at temperature 0" if sampling.greedy else "at temperature > 0"
+    maker = lookup(RULES, name, "rule")
+    try:
+        rule: Rule = maker(drafter.depth, **(options or {}))
+    except TypeError as error:
+        raise ValueError(f"rule {name!r} does not take these options ({options}): {error}") from error
+    if isinstance(rule, Block) and drafter.num_nodes > drafter.depth:
+        raise ValueError(f"rule {name!r} verifies chains, not a tree of {drafter.num_nodes} nodes; use 'traversal'")
+    if is_lossy(rule):
+        if lossless:
+            raise ValueError(f"rule {name!r} is lossy; use {fitting!r}, or say lossless=False")
+    elif kind not in rule.exact_for or (name == "greedy" and not sampling.greedy):
+        raise ValueError(f"rule {name!r} is not exact for a {kind!r} draft {where}; use {fitting!r}")
+    return rule
+
+
+def make_loop(
+    target: Target,
+    drafting: Drafting,
+    sampling: Sampling,
+    *,
+    rule: str | None = None,
+    rule_options: Mapping[str, Any] | None = None,
+    lossless: bool = True,
+    precision: str = "float32",
+    layout: str = "plain",
+) -> tuple[Loop, Weights]:
+    """The compiled program's statics and its arrays.
+
+    Args:
+        target: what to decode with.
+        drafting: how to draft.
+        sampling: the rows' parameters; only its statics matter here.
+        rule: registered name, or None for the default.
+        rule_options: of the rule.
+        lossless: refuse a rule that changes the output law.
+        precision: `float32` for full float32 products, `default` for the platform's.
+        layout: `plain`, or `packed` for decoding few rows on a CPU (see `specjax.models.linear`).
+    """
+    if precision not in ("float32", "default"):
+        raise ValueError(f"precision={precision!r}; expected 'float32' or 'default'")
+    if layout not in ("plain", "packed"):
+        raise ValueError(f"layout={layout!r}; expected 'plain' or 'packed'")
+    loop = Loop(
+        graph=target.graph,
+        drafter=drafting.drafter,
+        rule=make_rule(rule, drafting.drafter, sampling, lossless=lossless, options=rule_options),
+        eos=target.eos_ids,
+        precision=precision,
+    )
+    lay = pack if layout == "packed" else (lambda tree: tree)
+    return loop, Weights(lay(target.params), lay(drafting.params), drafting.tables)
+
+
+def drafter_from_config(config: ml_collections.ConfigDict, target: Target) -> Drafting:
+    """`config.name` and its options; further keys of the row (rule, label) are not the maker's."""
+    options = config.to_dict()
+    name = options.pop("name")
+    return make_drafter(name, target, **options)
+
+
+def target_from_config(config: ml_collections.ConfigDict) -> Target:
+    """`config.source` and `config.dtype`."""
+    return checkpoints.load_target(config.source, dtype=config.get("dtype", "float32"))
+
+
+# ---- Training ----
+
+
+def placement_from_config(config: ml_collections.ConfigDict, target: Target) -> Placement | None:
+    """Where `config.mesh` puts arrays; None for a mesh of one device, which needs no placing.
+
+    Raises:
+        ValueError: sizes that do not fit the devices, or an unknown preset.
+    """
+    sizes = {axis: config.mesh[axis] for axis in AXES}
+    for preset in (config.mesh.target, config.mesh.drafter):
+        lookup(PRESETS, preset, "sharding preset")
+    if set(sizes.values()) == {1} and jax.process_count() > 1:
+        raise ValueError(
+            f"config.mesh is of one device, and this is a run of {jax.process_count()} processes, which would each "
+            "train alone: spread it, for instance with --config.mesh.data=-1"
+        )
+    if set(sizes.values()) == {1} or (jax.device_count() == 1 and set(sizes.values()) <= {1, -1}):
+        return None
+    return Placement(make_mesh(**sizes), config.mesh.target, config.mesh.drafter, target.config.head_dim)
+
+
+def place_target(target: Target, placement: Placement | None) -> Target:
+    """The target with its parameters on the mesh."""
+    if placement is None:
+        return target
+    return dataclasses.replace(target, params=placement.target_params(target.params))
+
+
+def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: Path) -> Trainer:
+    """The trainer that a config describes.
+
+    Args:
+        config: see configs/distill.py.
+        target: loaded.
+        data_dir: that text paths are relative to.
+
+    Raises:
+        FileNotFoundError: text or store is missing.
+        ValueError: an option is unknown or out of range, or a store belongs to another target.
+    """
+    options = config.objective.to_dict()
+    name = options.pop("name")
+    objective = lookup(OBJECTIVES, name, "objective")(target, **options)
+    data = config.data
+    online = online_taps(objective, data.taps) if data.get("online") else None
+    if "dataset" in data:
+        found = dataset_from_config(data, target.tokenizer)
+        train: Source = found.train
+        held_out: dict[str, Source] = {"held_out": found.held_out}
+        vocab = most_frequent(found.answer_tokens, options["draft_vocab"], target.eos_ids)
+    else:
+        if "store" in data and online is None:
+            train = HiddenStates(data.store, target, max_shards=data.max_shards or None)
+            held_out = {k: HiddenStates(path, target) for k, path in data.held_out.items()}
+        else:
+            # A negative temperature takes every answer.
+            wanted = data.temperature if data.temperature >= 0 else None
+            train = text_rows(data_dir / data.text, target, data.row_length, wanted)
+            held_out = {
+                k: text_rows(data_dir / data.held_out_text, target, data.row_length, t, data.held_out_rows)
+                for k, t in {"greedy": 0.0, "sampled": 1.0}.items()
+            }
+        vocab = draft_vocabulary(data_dir / data.text, target, options["draft_vocab"])
+    placement = placement_from_config(config, target)
+    tables = {"vocab": vocab}
+    return Trainer(
+        target=place_target(target, placement),
+        objective=objective,
+        tables=tables if placement is None else placement.everywhere(tables),
+        optimizer=OptimizerConfig(**config.optimizer.to_dict()),
+        config=TrainerConfig(**config.train.to_dict()),
+        train=train,
+        held_out=held_out,
+        placement=placement,
+        online=online,
+    )
+
+
+def dataset_from_config(data: ml_collections.ConfigDict, tokenizer: Tokenizer) -> DatasetRows:
+    """The packed rows of `data.dataset`."""
+    return dataset_rows(
+        DatasetConfig(**data.dataset.to_dict()),
+        tokenizer,
+        row_length=data.row_length,
+        held_out_rows=data.held_out_rows,
+        cache=data.cache or None,
+    )
+
+
+def best_params(run: str | epath.Path) -> tuple[int, dict[str, float], Any]:
+    """Step, held-out metrics and trained parameters of the best checkpoint of a training run."""
+    directory = RunDirectory(run)
+    return run_params(directory.checkpoints, directory.config()["train"]["best"])
+
+
+def export_drafter(config: ml_collections.ConfigDict, target: Target, trainer: Trainer, run: str | epath.Path) -> int:
+    """Writes the best checkpoint of a run as a drafter, to `drafter/` within it; for one of several processes alone.
+
+    Args:
+        config: that the run was made with.
+        target: what it was trained for.
+        trainer: built from the config.
+        run: run directory.
+
+    Returns:
+        The checkpoint's step.
+    """
+    step, metrics, params = best_params(run)
+    info = {"step": step, "rows": trainer.train.rows, "held_out": metrics, "training": config.to_dict()}
+    saved = trainer.objective.export(params, trainer.tables, info)
+    drafters.save_drafter(RunDirectory(run).path / "drafter", saved, target)
+    return step
+
+
+def regeneration_loop(config: ml_collections.ConfigDict, target: Target, temperature: float) -> tuple[Loop, Weights]:
+    """The loop that answers prompts at one temperature with `config.drafter` and its exact rule."""
+    drafting = drafter_from_config(config.drafter, target)
+    return make_loop(target, drafting, make_sampling([temperature]))
+
+
+def store_parts(
+    config: ml_collections.ConfigDict, target: Target, data_dir: Path
+) -> dict[str, tuple[list[Document], StoreConfig, int | None]]:
+    """The hidden-state stores that a config describes: by name the text, how to store it, and the shard limit."""
+    parts = {}
+    for name, part in config.parts.items():
+        documents = answers_at(data_dir / part.text, target, part.temperature if part.temperature >= 0 else None)
+        store = StoreConfig(**config.store.to_dict(), shard_rows=part.shard_rows)
+        parts[name] = (documents, store, part.max_shards or None)
+    return parts
+
+
+# ---- Measuring ----
+
+
+def settings_from_config(config: ml_collections.ConfigDict) -> Settings:
+    """How to measure."""
+    return Settings(**_fields_of(Settings, config))
+
+
+def lineup_from_config(config: ml_collections.ConfigDict) -> Lineup:
+    """What to compare."""
+    return Lineup(**_fields_of(Lineup, config))
+
+
+def contenders(lineup: Lineup, target: Target) -> list[Contender]:
+    """See `specjax.evaluation.lineup.enlist`."""
+    return enlist(lineup, target, make_drafter=make_drafter, make_loop=make_loop, default_rule=default_rule)
+
+
+def _fields_of(settings: type, config: ml_collections.ConfigDict) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(settings)}
+    return {name: value for name, value in config.to_dict().items() if name in names}
+
+
+__all__ = [
+    "DRAFTERS",
+    "OBJECTIVES",
+    "RULES",
+    "Drafting",
+    "best_params",
+    "build_training",
+    "config_module",
+    "contenders",
+    "dataset_from_config",
+    "default_rule",
+    "drafter_from_config",
+    "export_drafter",
+    "lineup_from_config",
+    "load_config",
+    "lookup",
+    "make_drafter",
+    "make_loop",
+    "make_rule",
+    "override",
+    "place_target",
+    "placement_from_config",
+    "regeneration_loop",
+    "settings_from_config",
+    "store_parts",
+    "target_from_config",
+]
