@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12     the interpreter that makes the environment
 #   VENV=.venv            where the environment is kept; made again when setup.py changes
-#   SHARD=0/4             for test-slow: the first quarter of the slow tests; results in runs/test-slow/0-of-4.xml
+#   SHARD=0/4             for test-slow: the first quarter of the slow tests; results in runs/test-slow
 #   SPECJAX_DATA=<path>   evaluation sets and reference data; tests that need them are skipped without it
 
 SHELL := /bin/bash
@@ -63,10 +63,14 @@ test: $(VENV)/.test
 	$(TEST_ENV) XLA_FLAGS="$(TEST_XLA) $${XLA_FLAGS:-}" $(PY) -m pytest -m "not slow" --ignore=tests/distributed $(PARALLEL)
 	@$(call run-distributed,not slow)
 
+# Laws are drawn by the hundred thousand, so their programs are worth optimising; the others run once.
 test-slow: $(VENV)/.test
-	$(TEST_ENV) $(PY) -m pytest -m slow --ignore=tests/distributed --shard=$(SHARD) \
-	  --junitxml=runs/test-slow/$(subst /,-of-,$(SHARD)).xml
+	$(TEST_ENV) XLA_FLAGS="$(TEST_XLA) $${XLA_FLAGS:-}" $(call slow-tests,not law,rest)
+	$(TEST_ENV) $(call slow-tests,law,laws)
 	@[ $(firstword $(subst /, ,$(SHARD))) -ne 0 ] || { $(call run-distributed,slow) }
+
+slow-tests = $(PY) -m pytest -m slow -k "$(1)" --ignore=tests/distributed --shard=$(SHARD) \
+  --junitxml=runs/test-slow/$(2)-$(subst /,-of-,$(SHARD)).xml
 
 test-distributed: $(VENV)/.test
 	@$(call run-distributed,not slow)

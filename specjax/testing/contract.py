@@ -215,7 +215,7 @@ def law_p_value(
     law = random_law(4, seed)
     subject = Subject(markov_graph(4), markov_params(law), drafter, params, tables)
     loop, weights = subject.loop(make_rule)
-    batch = min(draws, 1 << 14)
+    batch = min(draws, 1 << 12)
     counts = np.zeros(4**tokens, np.int64)
     for start in range(0, draws, batch):
         requests = [Request((0, 1), tokens, temperature=1.0, id=start + i) for i in range(batch)]

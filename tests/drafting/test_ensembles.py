@@ -170,9 +170,10 @@ def test_law_of_whole_decodes(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [Recursive, OneHot])
 @pytest.mark.parametrize("name", MAKERS)
-def test_law_of_a_million_decodes(name: str, rule: Any) -> None:
+def test_law_on_more_draws(name: str, rule: Any) -> None:
+    """`experiments.exactness` takes a million."""
     made = markov_ensemble(LAW_MAKERS[name])
-    assert contract.law_p_value(*made, rule, draws=1 << 20) > 1e-6
+    assert contract.law_p_value(*made, rule, draws=1 << 16) > 1e-6
 
 
 class ChosenByItsTokens(EnsembleProxy):

@@ -121,15 +121,9 @@ def markov(name: str) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["shared", "independent"])
-def test_law_of_whole_decodes(name: str) -> None:
-    assert contract.law_p_value(*markov(name), Recursive, draws=1 << 12) > 1e-6
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_law_of_a_million_decodes(name: str) -> None:
-    assert contract.law_p_value(*markov(name), Recursive, draws=1 << 20) > 1e-6
+def test_law_of_whole_decodes(name: str) -> None:
+    assert contract.law_p_value(*markov(name), Recursive, draws=1 << 16) > 1e-6
 
 
 def test_a_saved_drafter_is_found_by_name(tmp_path: Any) -> None:

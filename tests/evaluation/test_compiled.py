@@ -12,9 +12,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from specjax import build, decoding
+from specjax.decoding import Request, make_sampling
 from specjax.evaluation.compiled import collectives, describe_program, whole_copies
 from specjax.models.published import published_config
 from specjax.parallel.slices import chip
+from specjax.testing.carried import carried
+from specjax.testing.sequences import four_token_target
 
 PROGRAM = """HloModule m
 
@@ -67,6 +71,20 @@ def test_a_real_program():
     found = describe_program(compiled)
     assert found.arguments == 2 * 64 * 64 * 4 and found.aliased == 64 * 64 * 4
     assert found.flops >= 2 * 64**3 and not found.collectives
+
+
+@pytest.mark.parametrize("name", ["draft_model", "eagle2"])
+def test_the_decoding_loop_copies_no_cache(name):
+    target, sampling = four_token_target(), make_sampling([0.0])
+    loop, weights = build.make_loop(target, carried(target)[0][name], sampling)
+    requests = [Request((1, 2, 3), 8), Request((1, 2), 8)]
+    state = decoding.prefill(loop, weights, requests, context=target.context, seed=0, buffer=512)
+    caches = {leaf.shape for leaf in jax.tree.leaves(state) if leaf.ndim == 4 and leaf.shape[1] >= 512}
+    assert state.cache.layers[0].k.shape in caches
+    found = describe_program(loop.run.lower(loop, weights, state, jnp.int32(4)).compile(), caches)
+    assert not found.cache_copies
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    assert found.aliased >= 0.99 * held
 
 
 def test_published_shapes():
