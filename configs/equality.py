@@ -8,8 +8,8 @@ prompts of each category and 16 tokens.
 
 from ml_collections import config_dict
 
-# The zoo entry, or the path of a trained drafter, of the row `draft`; empty leaves the row out.
-DRAFT = "smollm2-135m-distilled"
+# Zoo entries, or paths of trained drafters, of the rows `draft` and `eagle3`; empty leaves a row out.
+DRAFT, HEAD = "smollm2-135m-distilled", "smollm2-135m-eagle3"
 
 
 def get_config(arg: str | None = None) -> config_dict.ConfigDict:
@@ -32,6 +32,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.rows = {
         "autoregressive": {"name": "autoregressive"},
         "draft": {"name": "draft_model", "source": DRAFT, "num_nodes": 4},
+        "eagle3": {"name": "eagle3", "source": HEAD, "num_nodes": 2},
         "prompt_lookup": {"name": "prompt_lookup", "num_nodes": 3},
     }
     config.only = ()
