@@ -6,6 +6,8 @@ from setuptools import find_packages, setup
 
 # One version of torch everywhere: it serves to compare with transformers and to read `.pt` files.
 TORCH = "torch==2.13.0"
+# Writes event files; what it needs (numpy, packaging, protobuf) comes with the core anyway.
+TENSORBOARD = "tensorboardX>=2.6.2"
 # What runs notebooks; the tests do.
 NOTEBOOKS = ["jupytext>=1.16", "ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"]
 
@@ -39,10 +41,20 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10", "etils[epath-gcs]>=1.12"],
     "torch": [TORCH],
     "wandb": ["wandb>=0.19"],
+    "tensorboard": [TENSORBOARD],
     "search": ["optuna>=4.0"],
     "notebooks": ["jupyterlab>=4.2", *NOTEBOOKS],
     "launch": ["etils[epath-gcs]>=1.12"],
-    "test": [TORCH, "optuna>=4.0", "wandb>=0.19", "pytest>=8.3", "pytest-xdist>=3.6", "setuptools>=77", *NOTEBOOKS],
+    "test": [
+        TORCH,
+        TENSORBOARD,
+        "optuna>=4.0",
+        "wandb>=0.19",
+        "pytest>=8.3",
+        "pytest-xdist>=3.6",
+        "setuptools>=77",
+        *NOTEBOOKS,
+    ],
     "dev": ["ruff>=0.14", "mypy>=1.18", "pre-commit>=4.0"],
 }
 

@@ -57,6 +57,7 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "accumulate": 1,
         "ema": 0.0,
         "nonfinite": "stop",  # or skip: what a loss or gradient that is not finite leads to
+        "profile": (),  # first step and number of steps to trace, such as (20, 5)
     }
     # Devices: -1 takes those that the other axes leave. Presets say how each parameter tree is split.
     config.mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "dp", "drafter": "dp"}

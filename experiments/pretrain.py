@@ -22,9 +22,9 @@ import jax
 import ml_collections
 import numpy as np
 from absl import logging
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments import _exits, _main, _perplexity
+from experiments._progress import progress
 from specjax import build
 from specjax.checkpoints import drafters
 from specjax.checkpoints.directory import save_target
@@ -60,15 +60,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     )
     size = sum(np.prod(x.shape) for x in jax.tree.leaves(target.params))
     print(f"{size / 1e6:.2f} M parameters, {int((rows.train.text.segments > 0).sum()) / 1e6:.2f} M tokens")
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(*columns) as progress:
-        task = progress.add_task("pretraining", total=trainer.config.steps)
-
-        def report(step: int, values: dict[str, float]) -> None:
-            progress.update(task, completed=step)
-            line = "  ".join(f"{key.removeprefix('train/')} {value:.4g}" for key, value in values.items())
-            progress.console.print(f"step {step}  {line}")
-
+    with progress("pretraining", trainer.config.steps) as report:
         trainer.run(_main.workdir(), config.to_dict(), report=report, stop=lambda: bool(ending))
     metrics = export(config, target, trainer)
     if isinstance(trainer.objective, LayerSkipPretraining):

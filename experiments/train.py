@@ -6,6 +6,7 @@ SPECJAX_DATA names the directory of the training text. At the end the best check
 
 --wandb=offline or online also sends the metrics to Weights & Biases (`pip install 'specjax[wandb]'`); a resumed run
 goes on there under the same id, with no step twice. `wandb sync` uploads what was kept offline.
+--tensorboard also writes them to `tensorboard/` in the run directory (`pip install 'specjax[tensorboard]'`).
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from pathlib import Path
 import jax
 import ml_collections
 from absl import flags, logging
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments import _main
+from experiments._progress import progress
 from specjax import build
-from specjax.training.tracking import MODES, wandb_sink
+from specjax.training.tracking import MODES, tensorboard_sink, wandb_sink
 
 WANDB = flags.DEFINE_enum("wandb", "disabled", MODES, "whether Weights & Biases gets the metrics too")
+TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "whether TensorBoard gets the metrics too")
 PROJECT = flags.DEFINE_string("wandb_project", "specjax", "of Weights & Biases")
 
 
@@ -35,26 +37,16 @@ def main(config: ml_collections.ConfigDict) -> None:
     target = build.target_from_config(config.target)
     trainer = build.build_training(config, target, Path(os.environ.get("SPECJAX_DATA", "../shared/data")))
     start = (lambda: build.best_params(config.init_from)[2]) if config.init_from else None
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(*columns, disable=jax.process_index() > 0) as progress:
-        task = progress.add_task("training", total=trainer.config.steps)
-
-        def report(step: int, values: dict[str, float]) -> None:
-            if jax.process_index():
-                return  # The first process speaks for all.
-            progress.update(task, completed=step)
-            # Accuracies by rank are many, and for the trees that are built from them.
-            shown = {key.removeprefix("train/"): value for key, value in values.items() if "rank_" not in key}
-            line = "  ".join(f"{key} {value:.4g}" for key, value in shown.items())
-            progress.console.print(f"step {step}  {line}")
-
-        with wandb_sink(_main.workdir(), config.to_dict(), mode=WANDB.value, project=PROJECT.value) as sinks:
-            trainer.run(
-                _main.workdir(), config.to_dict(), init=start, sinks=sinks, report=report, stop=lambda: bool(ending)
-            )
+    config_dict, workdir = config.to_dict(), _main.workdir()
+    with (
+        progress("training", trainer.config.steps) as report,
+        wandb_sink(workdir, config_dict, mode=WANDB.value, project=PROJECT.value) as wandb,
+    ):
+        sinks = (*wandb, *tensorboard_sink(workdir, wanted=TENSORBOARD.value))
+        trainer.run(workdir, config_dict, init=start, sinks=sinks, report=report, stop=lambda: bool(ending))
     if jax.process_index() == 0:
-        step = build.export_drafter(config, target, trainer, _main.workdir())
-        print(f"{'interrupted, saved' if ending else 'done'}: {_main.workdir()}; drafter/ is step {step}")
+        step = build.export_drafter(config, target, trainer, workdir)
+        print(f"{'interrupted, saved' if ending else 'done'}: {workdir}; drafter/ is step {step}")
     if ending:
         raise SystemExit(_main.RESTART)
 

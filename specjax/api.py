@@ -384,7 +384,8 @@ def train(
 
     Raises:
         FileNotFoundError: config, text or store is missing.
-        ValueError: an option is unknown or out of range, or the directory belongs to another config.
+        ValueError: an option is unknown or out of range, or the directory belongs to another config, target or
+            tokenizer.
         FloatingPointError: a loss or gradient is not finite.
     """
     if isinstance(config, str | Path):

@@ -30,7 +30,7 @@ LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 # Beside the layers: analysis knows no package of ours and serves all; testing is served by all but the top.
 OPTIONAL = (
     "torch", "wandb", "optuna", "IPython", "ipykernel", "jupyter_client", "jupytext", "nbclient", "nbformat", "pytest",
-    "gcsfs",
+    "gcsfs", "tensorboardX",
 )  # fmt: skip
 
 
@@ -175,14 +175,15 @@ def test_optional_packages_are_imported_where_they_are_used() -> None:
     assert found == []
 
 
-def test_the_core_imports_without_torch_and_wandb() -> None:
+def test_the_core_imports_without_optional_packages() -> None:
     program = """
 import importlib, pkgutil, sys
 from importlib.machinery import PathFinder
 class Without(PathFinder):  # as if they were not installed
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        return None if name.split(".")[0] in ("torch", "wandb") else super().find_spec(name, path, target)
+        missing = name.split(".")[0] in ("torch", "wandb", "tensorboardX")
+        return None if missing else super().find_spec(name, path, target)
 sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
 try:
     import torch

@@ -6,13 +6,13 @@ Object stores neither append nor rename, so nothing here needs to: metrics go to
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 from etils import epath
 
-CONFIG, METRICS, CHECKPOINTS = "config.json", "metrics", "checkpoints"
+CONFIG, TARGET, METRICS, CHECKPOINTS, PROFILE = "config.json", "target.json", "metrics", "checkpoints", "profile"
 
 
 class RunDirectory:
@@ -27,40 +27,70 @@ class RunDirectory:
         """Where checkpoints lie."""
         return self.path / CHECKPOINTS
 
-    def claim(self, config: Mapping[str, Any], free: tuple[str, ...] = ()) -> None:
+    @property
+    def profile(self) -> epath.Path:
+        """Where traces of the profiler lie."""
+        return self.path / PROFILE
+
+    def claim(
+        self, config: Mapping[str, Any], free: tuple[str, ...] = (), made_for: Mapping[str, str] | None = None
+    ) -> None:
         """Makes the directory this config's own, or checks that it is.
 
         Args:
             config: nested mapping of JSON values.
             free: dotted fields in which a resumed run may differ.
+            made_for: target and tokenizer of the run, by names and hashes; None where it has none of its own. A
+                directory without a record of them, made by an older version, gets one as long as it has no checkpoint.
 
         Raises:
             PermissionError: the directory cannot be written.
-            ValueError: it belongs to a run of another config; lists every field that differs.
+            ValueError: it belongs to a run of another config, target or tokenizer; lists every field that differs. Or
+                it has checkpoints, and no record of what they were made for.
         """
         mine = json.loads(json.dumps(config))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not (self.path / CONFIG).exists():
+                self._record(made_for)  # First: where there is a config, there is all.
                 write_whole(self.path / CONFIG, json.dumps(mine, indent=2, sort_keys=True) + "\n")
                 return
         except OSError as error:
             raise PermissionError(
                 f"the workdir {self.path} cannot be written ({error}): give another --workdir"
             ) from error
-        theirs = self.config()
-        old, new = _flat(theirs), _flat(mine)
-        differ = [
-            k
-            for k in sorted(old.keys() | new.keys())
-            if k not in free and old.get(k, _ABSENT) != new.get(k, _ABSENT) and not (k not in old and _off(new[k]))
-        ]
-        if differ:
-            lines = "\n".join(f"  {k}: there {old.get(k, _ABSENT)!r}, here {new.get(k, _ABSENT)!r}" for k in differ)
-            raise ValueError(
-                f"the workdir {self.path} belongs to a run of another config:\n{lines}\n"
-                "give another --workdir, or the config of that run to resume it"
+        old, new, recorded = _flat(self.config()), _flat(mine), self._recorded()
+        known = {k for k in old.keys() | new.keys() if k not in free and not (k not in old and _off(new[k]))}
+        lines = _differences(old, new, known)
+        if made_for is not None and recorded is not None:
+            lines += _differences(recorded, made_for, recorded.keys() | made_for.keys())
+        unknown = made_for is not None and recorded is None and self._has_checkpoints()
+        if unknown:
+            lines.append(
+                f"  {', '.join(made_for or ())}: run has no record of them, {TARGET} is missing (older versions wrote "
+                f"none); if its checkpoints are of this very target, put {json.dumps(made_for)} into "
+                f"{self.path / TARGET}"
             )
+        if lines:
+            raise ValueError(
+                f"the workdir {self.path} belongs to a run of another config, target or tokenizer"
+                f"{', as far as is known' if unknown else ''}:\n"
+                + "\n".join(lines)
+                + "\ngive another --workdir, or what that run was made with to resume it"
+            )
+        if recorded is None:
+            self._record(made_for)
+
+    def _record(self, made_for: Mapping[str, str] | None) -> None:
+        if made_for is not None:
+            write_whole(self.path / TARGET, json.dumps(made_for, indent=2) + "\n")
+
+    def _recorded(self) -> dict[str, str] | None:
+        path = self.path / TARGET
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def _has_checkpoints(self) -> bool:
+        return self.checkpoints.exists() and any(p.name.isdigit() for p in self.checkpoints.iterdir())
 
     def config(self) -> dict[str, Any]:
         """The config that the directory belongs to.
@@ -121,17 +151,18 @@ class MetricsWriter:
         self._part, self._start, self._rows = self._part + 1, self._rows[-1]["step"], []
 
 
-def write_whole(path: epath.Path, text: str) -> None:
+def write_whole(path: epath.Path, content: str | bytes) -> None:
     """Writes a file that is whole or not there, whenever the process is killed.
 
     Object stores write so anyway; a local disk does by a rename.
     """
-    if is_remote(path):
-        path.write_text(text)
-        return
-    aside = path.parent / f".{path.name}.tmp"
-    aside.write_text(text)
-    aside.replace(path)
+    place = path if is_remote(path) else path.parent / f".{path.name}.tmp"
+    if isinstance(content, str):
+        place.write_text(content)
+    else:
+        place.write_bytes(content)
+    if place != path:
+        place.replace(path)
 
 
 def is_remote(path: epath.Path) -> bool:
@@ -140,6 +171,12 @@ def is_remote(path: epath.Path) -> bool:
 
 
 _ABSENT = "(absent)"
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], fields: Iterable[str]) -> list[str]:
+    """A line for each of these fields in which two flat mappings differ."""
+    pairs = [(k, old.get(k, _ABSENT), new.get(k, _ABSENT)) for k in sorted(fields)]
+    return [f"  {k}: run has {a!r}, now {b!r}" for k, a, b in pairs if a != b]
 
 
 def _off(value: Any) -> bool:

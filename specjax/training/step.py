@@ -96,6 +96,8 @@ def update(
         average = optax.incremental_update(params, average, 1.0 - statics.ema)
     metrics = {name: a / jnp.maximum(b, 1.0) for name, (a, b) in loss.metrics.items()}
     metrics |= {"loss": loss.mean, "grad_norm": optax.tree.norm(grads), "tokens": loss.weight}
+    # Counted as they are, whatever an objective's weight means by a position.
+    metrics |= {"loss_positions": jnp.sum(batch.predicts), "input_tokens": jnp.sum(batch.segments > 0)}
     metrics["finite"] = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     new = TrainState(params=params, opt_state=opt_state, step=state.step, average=average)
     new = jax.tree.map(lambda a, b: jnp.where(metrics["finite"], a, b), new, state)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import math
-import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from specjax.training.data import Batch
 from specjax.training.feed import Source
 from specjax.training.objectives.base import Objective
 from specjax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from specjax.training.pace import Pace, StepFlops, peak_flops, step_flops
+from specjax.training.profiling import StepTrace
 from specjax.training.step import Statics, TrainState, evaluate, update
 
 PATIENCE = 10  # Updates in a row that may be skipped.
@@ -47,9 +50,12 @@ class TrainerConfig:
         ema: decay of an exponential moving average of the parameters, which is then evaluated and exported; 0 for none.
         nonfinite: what a loss or gradient that is not finite leads to: `stop`, or `skip`, which drops the update, keeps
             the ids of the rows among the metrics (`train/skipped_rows`) and stops after ten in a row.
+        profile: first step, counted from 1, and number of steps that JAX's profiler traces into `profile/` of the run
+            directory; empty for none.
 
     Raises:
-        ValueError: a batch that does not split into its parts, a decay outside [0, 1), or an unknown `nonfinite`.
+        ValueError: a batch that does not split into its parts, a decay outside [0, 1), an unknown `nonfinite`, or
+            steps to profile that the run does not have.
     """
 
     steps: int
@@ -62,6 +68,7 @@ class TrainerConfig:
     accumulate: int = 1
     ema: float = 0.0
     nonfinite: str = "stop"
+    profile: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.accumulate < 1 or self.batch % self.accumulate:
@@ -70,6 +77,13 @@ class TrainerConfig:
             raise ValueError(f"ema={self.ema}: expected 0 for none, or a decay below 1")
         if self.nonfinite not in ("stop", "skip"):
             raise ValueError(f"nonfinite={self.nonfinite!r}: expected 'stop' or 'skip'")
+        if self.profile and not (
+            len(self.profile) == 2 and min(self.profile) >= 1 and sum(self.profile) - 1 <= self.steps
+        ):
+            raise ValueError(
+                f"profile={self.profile}: expected (first step, number of steps) within the {self.steps} steps of the "
+                "run, counted from 1, or () for none"
+            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,6 +140,15 @@ class Trainer:
         """The update, lowered for a batch of abstract arrays, to be compiled for devices that may not be here."""
         return update.lower(self._statics, self._abstract(), self.target.params, self.tables, batch)
 
+    def flops(self, batch: Any) -> StepFlops:
+        """Operations of an update on such a batch.
+
+        Raises:
+            ValueError: they cannot be counted, see `step_flops`.
+        """
+        traced = update.trace(self._statics, self._abstract(), self.target.params, self.tables, batch)
+        return step_flops(traced.jaxpr)
+
     def evaluate(self, params: Any) -> dict[str, float]:
         """`<set>/<metric>` over all rows of every held-out set, each position counted once."""
         results: dict[str, float] = {}
@@ -162,13 +185,14 @@ class Trainer:
             stop: asked after every step (of several processes: at every logged one); True of any saves and ends early.
 
         Raises:
-            ValueError: the directory belongs to another config.
+            ValueError: the directory belongs to another config, target or tokenizer.
             FloatingPointError: a loss or gradient is not finite; names the step and the rows of its batch.
             OSError: a checkpoint cannot be written or read; names the last good one.
         """
         run = RunDirectory(workdir)
         if jax.process_index() == 0:
-            run.claim(config, free=("train.steps", "train.nonfinite"))  # A run may be trained for longer.
+            # A run may be trained for longer.
+            run.claim(config, free=("train.steps", "train.nonfinite", "train.profile"), made_for=_identity(self.target))
         checkpoints = Checkpoints(run.checkpoints, self.config.best)
         with self.placement.active() if self.placement is not None else contextlib.nullcontext():
             return self._run(run, checkpoints, init, sinks, report, stop)
@@ -190,6 +214,17 @@ class Trainer:
             return self._loop(run, checkpoints, state, sinks, report, stop)
         finally:
             checkpoints.close()
+
+    def _flops_and_peak(self, batch: Batch) -> tuple[StepFlops | None, float | None]:
+        """Of an update, and of all devices a second; not counted where the devices are of no known kind."""
+        devices = jax.local_devices()[:1] if self.placement is None else list(self.placement.mesh.devices.flat)
+        if (peak := peak_flops(devices[0])) is None:
+            return None, None
+        try:
+            return self.flops(batch), peak * len(devices)
+        except ValueError as error:
+            warnings.warn(f"no MFU is given: {error}", stacklevel=2)
+            return None, None
 
     def _place(self, state: TrainState) -> TrainState:
         return state if self.placement is None else self.placement.drafter_params(state)
@@ -229,30 +264,35 @@ class Trainer:
         c, start = self.config, int(state.step)
         writer, schedule = run.writer(start, sinks), make_schedule(self.optimizer)
         guard = _Guard(c.nonfinite, writer, lambda: checkpoints.latest)
-        clock = time.monotonic()
-        for done, (rows, batch) in enumerate(
-            feed.feed(self.train, c.batch, c.seed, start, c.steps, self.placement), start + 1
-        ):
-            state, metrics = self.step(state, batch)
-            guard.saw(done, rows, metrics)
-            logging, saving = done % c.log_every == 0, done % c.eval_every == 0
-            ending = done == c.steps or _any_process(stop, asked=logging or saving)
-            if not (logging or saving or ending):
-                continue
-            good = guard.check()
-            if good and (logging or ending):
-                seconds, (last, metrics) = time.monotonic() - clock, good[-1]
-                values = {f"train/{key}": float(value) for key, value in metrics.items() if key != "finite"}
-                values["train/learning_rate"] = float(schedule(last - 1))
-                values["train/rows_per_second"] = len(good) * c.batch / seconds
-                values["train/tokens_per_second"] = sum(float(m["tokens"]) for _, m in good) / seconds
-                writer.write(last, **values)
-                report(last, values)
-            if saving or ending:
-                self._save(checkpoints, writer, state, report)
-            clock = time.monotonic()
-            if ending:
-                break
+        batches = feed.feed(self.train, c.batch, c.seed, start, c.steps, self.placement)
+        pace: Pace | None = None
+        with contextlib.closing(StepTrace(c.profile, run.profile)) as trace:
+            for done, (rows, batch) in enumerate(batches, start + 1):
+                trace.before(done)
+                with jax.profiler.StepTraceAnnotation("train", step_num=done):
+                    state, metrics = self.step(state, batch)
+                trace.after(done, metrics)
+                guard.saw(done, rows, metrics)
+                if pace is None:
+                    jax.block_until_ready(metrics)
+                    pace = Pace(done, c.steps, *self._flops_and_peak(batch))
+                logging, saving = done % c.log_every == 0, done % c.eval_every == 0
+                ending = done == c.steps or _any_process(stop, asked=logging or saving)
+                if not (logging or saving or ending):
+                    continue
+                good = guard.check()
+                if good and (logging or ending):
+                    last, metrics = good[-1]
+                    values = {f"train/{key}": float(value) for key, value in metrics.items() if key != "finite"}
+                    values["train/learning_rate"] = float(schedule(last - 1))
+                    values |= {f"train/{key}": value for key, value in pace.figures(good, batch.tokens.shape).items()}
+                    writer.write(last, **values)
+                    report(last, values)
+                if saving or ending:
+                    self._save(checkpoints, writer, state, report)
+                pace.resume()
+                if ending:
+                    break
         return state
 
     def _save(
@@ -305,6 +345,17 @@ class _Guard:
             self._writer.write(step, **{"train/skipped_rows": rows.tolist()})
         self._seen = []
         return good
+
+
+def _identity(target: Target) -> dict[str, str]:
+    """What a run is made for, beside what its config says."""
+    template = target.tokenizer.chat_template
+    return {
+        "target": target.name,
+        "target_config": target.config_hash,
+        "tokenizer": target.tokenizer.fingerprint(),
+        "chat_template": "" if template is None else hashlib.sha256(template.encode()).hexdigest()[:16],
+    }
 
 
 def _any_process(stop: Callable[[], bool], *, asked: bool) -> bool:

@@ -13,13 +13,50 @@ def test_a_run_keeps_its_config_and_refuses_another(tmp_path):
     assert run.config() == {"a": {"b": [1, 2]}, "c": 3.0}
     with pytest.raises(ValueError) as error:
         run.claim({"a": {"b": [1, 3]}, "d": 1})
-    for line in ("a.b: there [1, 2], here [1, 3]", "c: there 3.0, here '(absent)'", "d: there '(absent)', here 1"):
+    for line in ("a.b: run has [1, 2], now [1, 3]", "c: run has 3.0, now '(absent)'", "d: run has '(absent)', now 1"):
         assert line in str(error.value)
 
 
 def test_free_fields_may_differ(tmp_path):
     RunDirectory(tmp_path).claim({"a": {"b": 1}, "c": 2})
     RunDirectory(tmp_path).claim({"a": {"b": 9}, "c": 2}, free=("a.b",))
+
+
+def test_a_run_keeps_its_target_and_refuses_another_in_one_error(tmp_path):
+    made_for = {"target": "a", "target_config": "12", "tokenizer": "34"}
+    run = RunDirectory(tmp_path)
+    run.claim({"rate": 1}, made_for=made_for)
+    run.claim({"rate": 1}, made_for=made_for)
+    assert json.loads((tmp_path / "target.json").read_text()) == made_for
+    with pytest.raises(ValueError) as error:
+        run.claim({"rate": 2}, made_for={**made_for, "target_config": "56", "tokenizer": "78"})
+    assert str(error.value).splitlines()[1:] == [
+        "  rate: run has 1, now 2",
+        "  target_config: run has '12', now '56'",
+        "  tokenizer: run has '34', now '78'",
+        "give another --workdir, or what that run was made with to resume it",
+    ]
+
+
+def test_an_older_run_without_a_record_goes_on_only_without_checkpoints(tmp_path):
+    made_for = {"target": "a", "tokenizer": "34"}
+    empty, trained = RunDirectory(tmp_path / "empty"), RunDirectory(tmp_path / "trained")
+    for run in (empty, trained):
+        run.claim({"rate": 1})
+        (run.checkpoints / "4.orbax-checkpoint-tmp-1").mkdir(parents=True)  # never finished
+    (trained.checkpoints / "4").mkdir()
+    empty.claim({"rate": 1}, made_for=made_for)
+    assert json.loads((tmp_path / "empty" / "target.json").read_text()) == made_for
+    with pytest.raises(
+        ValueError, match="target, tokenizer: run has no record of them, target.json is missing"
+    ) as error:
+        trained.claim({"rate": 1}, made_for=made_for)
+    assert not (tmp_path / "trained" / "target.json").exists()
+    # It says what to write where; done so, the run goes on.
+    text, _, place = str(error.value).partition(", put ")[2].splitlines()[0].partition(" into ")
+    assert place == str(tmp_path / "trained" / "target.json")
+    (tmp_path / "trained" / "target.json").write_text(text)
+    trained.claim({"rate": 1}, made_for=made_for)
 
 
 def test_a_workdir_that_cannot_be_written_is_one_error(tmp_path):
@@ -103,5 +140,5 @@ def test_on_a_disk_a_part_that_was_not_finished_is_none(tmp_path, monkeypatch):
 def test_a_setting_that_did_not_exist_yet_is_off_in_an_older_run(tmp_path):
     RunDirectory(tmp_path).claim({"a": 1})
     RunDirectory(tmp_path).claim({"a": 1, "rates": (), "name": ""})
-    with pytest.raises(ValueError, match="rate: there '\\(absent\\)', here 0.5"):
+    with pytest.raises(ValueError, match="rate: run has '\\(absent\\)', now 0.5"):
         RunDirectory(tmp_path).claim({"a": 1, "rate": 0.5})

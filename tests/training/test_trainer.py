@@ -136,7 +136,9 @@ def test_a_finished_run_is_left_alone(target, tmp_path):
 
 def test_the_workdir_of_another_config_is_refused_with_a_diff(target, tmp_path):
     trainer(target, steps=1).run(tmp_path, CONFIG)
-    with pytest.raises(ValueError, match=r"belongs to a run of another config:\n  nested.rate: there 0.01, here 0.02"):
+    with pytest.raises(
+        ValueError, match=r"of another config, target or tokenizer:\n  nested.rate: run has 0.01, now 0.02"
+    ):
         trainer(target).run(tmp_path, {**CONFIG, "nested": {"rate": 2e-2}})
 
 
