@@ -24,7 +24,7 @@ for number, arguments in enumerate(cases):
     child = os.fork()
     if not child:
         for fd, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{folder}/{number}.{name}", os.O_CREAT | os.O_WRONLY), fd)
+            os.dup2(os.open(f"{folder}/{number}.{name}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), fd)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.argv = [module, *arguments]
         code = 99

@@ -74,9 +74,17 @@ def test_a_head_trains_on_it_with_the_target_in_the_step(folder: Path, tiny: Pat
         "--config.train.eval_every=2",
         "--config.train.batch=2",
         "--wandb=offline",
+        "--tensorboard",
+        "--config.train.profile=(2, 2)",
     )
     [done] = programs.run_all("experiments.train", [train], folder)
     assert done.code == 0, done.err
     assert (folder / "run" / "drafter" / "config.json").exists()
     assert list((folder / "run" / "wandb").glob("offline-run-*/run-*.wandb"))
     assert json.loads((folder / "run" / "wandb.json").read_text())["sent"] == 4
+    assert [path.name[-1] for path in sorted((folder / "run" / "tensorboard").iterdir())] == ["0", "2", "4"]
+    assert list((folder / "run" / "profile").rglob("*.xplane.pb"))
+    assert "no MFU is given: the peak of 'cpu' is not known" in done.out
+    assert set(json.loads((folder / "run" / "target.json").read_text())) == {
+        "target", "target_config", "tokenizer", "chat_template",
+    }  # fmt: skip
