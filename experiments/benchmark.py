@@ -1,7 +1,7 @@
 """Measures drafters against plain decoding: python -m experiments.benchmark --config=configs/quickstart.py
 
 Writes to the workdir: results.json (rows and where they come from), tokens.json (every token id and time), plot.png,
-report.html, config.json.
+report.html, config.json. At batch 1 an interrupted run goes on with the next prompt: the same command again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from specjax.evaluation import results, tables
 from specjax.evaluation.benchmark import Measured, Settings, measure
 from specjax.evaluation.contenders import Contender, LoopContender
 from specjax.evaluation.figures import plot
+from specjax.evaluation.journal import Journal
 from specjax.evaluation.report import ColouredText, page
 from specjax.evaluation.rows import DEFINITIONS, summarise
 from specjax.evaluation.teacher import Teacher, rounding_bound
@@ -35,6 +36,9 @@ def main(config: ml_collections.ConfigDict) -> None:
     results.check_writable(workdir)
     for label in lineup.left_out:
         console.print(f"row {label!r} is left out: set --config.rows.{label}.source to measure it", style="yellow")
+    journal = _journal(workdir, config) if settings.batch == 1 else None
+    if journal is not None and len(journal):
+        console.print(f"an interrupted run goes on: {len(journal)} prompts are measured already", highlight=False)
     target = build.target_from_config(config.target)
     contenders = build.contenders(lineup, target)
     results.write_json(workdir / "config.json", config.to_dict())
@@ -46,7 +50,7 @@ def main(config: ml_collections.ConfigDict) -> None:
         def progress(what: str, done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, description=what or None)
 
-        measured = measure(contenders, prompts, target, settings, progress)
+        measured = measure(contenders, prompts, target, settings, progress, journal)
         progress("scoring the texts", 0, 1)
         bound = config.near_tie_bound or rounding_bound(target.config.dtype, config.precision)
         teacher = _teacher(contenders)
@@ -68,6 +72,8 @@ def main(config: ml_collections.ConfigDict) -> None:
         "best": [{k: row[k] for k in BEST} for row in results.best_rows(rows)],
     }
     write(workdir, meta, rows, texts, coloured)
+    if journal is not None:
+        journal.remove()
     console.print(tables.headline_table(rows))
     if len({row["category"] for row in rows}) > 3:
         console.print(tables.category_table(rows))
@@ -87,6 +93,11 @@ def write(workdir: epath.Path, meta: dict, rows: list[dict], texts: list[dict], 
     report = page(meta, rows, title=title, definitions=DEFINITIONS, texts=texts, coloured=coloured)
     (workdir / "report.html").write_text(report)
     results.write_json(workdir / "results.json", {"meta": meta, "rows": rows})
+
+
+def _journal(workdir: epath.Path, config: ml_collections.ConfigDict) -> Journal:
+    about = {"config": config.to_dict(), "versions": results.versions(), "machine": results.machine()}
+    return Journal(workdir / "measured", about | {"commit": results.commit()})
 
 
 def _teacher(contenders: list[Contender]) -> Teacher:

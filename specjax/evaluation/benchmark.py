@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import jax
 
@@ -17,6 +18,7 @@ from specjax.evaluation.compilations import compilations
 from specjax.evaluation.contenders import Contender, Info, LoopContender, Preparation, Timed
 from specjax.evaluation.conversations import Asking, Conversation, buffer_for, fitting
 from specjax.evaluation.costs import CostMeter, Costs
+from specjax.evaluation.journal import Answer, Answers, Journal
 from specjax.evaluation.prompts import Prompt
 from specjax.models import Target
 
@@ -110,6 +112,7 @@ def measure(
     target: Target,
     settings: Settings,
     progress: Progress = lambda what, done, total: None,
+    journal: Journal | None = None,
 ) -> Measured:
     """Prepares every contender, then measures them all.
 
@@ -119,6 +122,8 @@ def measure(
         target: for its tokenizer and context.
         settings: how.
         progress: is told what is being done.
+        journal: of this very run; what it holds is not measured again. At batch 1 alone: above, a pass over all
+            prompts is one measurement.
 
     Raises:
         ValueError: no prompts, equal labels, no baseline, or a prompt that does not fit the context (unless such are
@@ -130,7 +135,7 @@ def measure(
     kept, skipped = fitting(target, prompts, settings)
     loops = [c for c in contenders if isinstance(c, LoopContender)]
     margin = max(max(c.loop.drafter.depth + 1, c.loop.chunk) for c in loops)
-    run = _Run(contenders, kept, target, settings, margin, progress)
+    run = _Run(contenders, kept, target, settings, margin, progress, journal)
     measured = run.one_by_one() if settings.batch == 1 else run.batched()
     return dataclasses.replace(measured, skipped_prompts=skipped)
 
@@ -160,7 +165,9 @@ class _Run:
         settings: Settings,
         margin: int,
         progress: Progress,
+        journal: Journal | None,
     ):
+        self.journal = journal
         self.contenders, self.prompts, self.target = contenders, prompts, target
         self.settings, self.margin, self.progress = settings, margin, progress
         self.buffer = buffer_for(target, prompts, settings, margin)
@@ -184,7 +191,12 @@ class _Run:
                 if meter is not None and repeat == 0 and p % math.ceil(len(self.prompts) / COST_ROUNDS) == 0:
                     self._tell("timing drafts and target passes")
                     meter.round()
-                self._one_prompt(p, repeat)
+                answers = self.journal.read(repeat, p) if self.journal is not None else None
+                if answers is None:
+                    answers = self._one_prompt(p, repeat)
+                    if self.journal is not None:
+                        self.journal.write(repeat, p, answers)
+                self._take_in(p, repeat, answers)
         return self._measured(preparations, [[] for _ in self.contenders], meter)
 
     def batched(self) -> Measured:
@@ -215,42 +227,43 @@ class _Run:
                 self._step()
         return self._measured(preparations, wall, meter)
 
-    def _one_prompt(self, p: int, repeat: int) -> None:
+    def _one_prompt(self, p: int, repeat: int) -> Answers:
         """All contenders answer a prompt's turns, side by side."""
         prompt = self.prompts[p]
-        talks = [
-            Conversation(self.target, prompt, p, c.info, self.settings) if repeat == 0 else None
-            for c in self.contenders
-        ]
-        for number in range(len(prompt.turns)):
+        answering = [self._again(i, p) if repeat else self._first_time(i, p) for i in range(len(self.contenders))]
+        answers: Answers = [[] for _ in self.contenders]
+        for _ in prompt.turns:
             for i in self._order(repeat + p):
                 self._tell(f"{prompt.id}: {self.contenders[i].info.label}")
-                talk = talks[i]
-                if talk is not None:
-                    self._first_time(i, p, talk)
-                elif number < len(self.turns[i, p]):
-                    self._again(i, self.turns[i, p][number], p)
-        for _ in self.contenders:
+                answers[i] += islice(answering[i], 1)
+        return answers
+
+    def _first_time(self, i: int, p: int) -> Iterator[Answer]:
+        """Answers turn by turn, as long as the conversation fits."""
+        talk = Conversation(self.target, self.prompts[p], p, self.contenders[i].info, self.settings)
+        while (request := talk.next_request()) is not None and self._fits(request):
+            timed = self._timed(i, request)
+            talk.answer(timed.completion)
+            yield Answer(request.prompt, timed)
+
+    def _again(self, i: int, p: int) -> Iterator[Answer]:
+        """Answers to what was asked the first time."""
+        info, budget = self.contenders[i].info, self.settings.max_new_tokens
+        for turn in self.turns[i, p]:
+            request = Request(turn.prompt, budget, info.temperature, info.top_k, info.top_p, id=p)
+            yield Answer(turn.prompt, self._timed(i, request))
+
+    def _take_in(self, p: int, repeat: int, answers: Answers) -> None:
+        """Adds what was answered to a prompt to what is known."""
+        for i, answered in enumerate(answers):
+            if repeat == 0:
+                self.turns[i, p] = [Turn(answer.prompt, answer.timed.completion) for answer in answered]
+                self.skipped[i] += len(self.prompts[p].turns) - len(answered)
+            for turn, answer in zip(self.turns[i, p], answered, strict=True):
+                self.repeatable[i] &= turn.completion.tokens == answer.timed.completion.tokens
+                turn.prefill_seconds.append(answer.timed.prefill_seconds)
+                turn.decode_seconds.append(answer.timed.decode_seconds)
             self._step()
-
-    def _first_time(self, i: int, p: int, talk: Conversation) -> None:
-        turns = self.turns.setdefault((i, p), [])
-        request = talk.next_request()
-        assert request is not None
-        if not self._fits(request):
-            self.skipped[i] += 1
-            return
-        timed = self._timed(i, request)
-        talk.answer(timed.completion)
-        turns.append(Turn(request.prompt, timed.completion, [timed.prefill_seconds], [timed.decode_seconds]))
-
-    def _again(self, i: int, turn: Turn, p: int) -> None:
-        info = self.contenders[i].info
-        budget = self.settings.max_new_tokens
-        timed = self._timed(i, Request(turn.prompt, budget, info.temperature, info.top_k, info.top_p, id=p))
-        self.repeatable[i] &= turn.completion.tokens == timed.completion.tokens
-        turn.prefill_seconds.append(timed.prefill_seconds)
-        turn.decode_seconds.append(timed.decode_seconds)
 
     def _timed(self, i: int, request: Request) -> Timed:
         with compilations() as seen:

@@ -86,6 +86,7 @@ def test_one_program_for_prefill_and_one_for_the_loop(run: Path) -> None:
 def test_the_report_shows_coloured_text(run: Path) -> None:
     page = (run / "report.html").read_text()
     assert page.count("<pre>") == 2 and "<mark>" in page
+    assert not (run / "measured").exists(), "a run that is whole has nothing to go on with"
     assert (run / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((run / "config.json").read_text())["max_new_tokens"] == 10
 
@@ -96,3 +97,18 @@ def test_rows_without_a_source_are_announced(tiny: Path, in_workdir: Path, capsy
     assert "row 'draft' is left out: set --config.rows.draft.source" in capsys.readouterr().out
     rows = json.loads((in_workdir / "results.json").read_text())["rows"]
     assert {row["label"] for row in rows} == {"autoregressive"}
+
+
+def test_an_interrupted_run_goes_on(
+    tiny: Path, in_workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config(tiny, only=("autoregressive",), coloured_texts=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(benchmark, "summarise", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            benchmark.main(config)
+    with pytest.raises(ValueError, match="measured holds the first part of a run that differs in config.seed"):
+        benchmark.main(tiny_config(tiny, only=("autoregressive",), coloured_texts=0, seed=5))
+    benchmark.main(config)
+    assert "an interrupted run goes on: 2 prompts are measured already" in capsys.readouterr().out
+    assert (in_workdir / "results.json").exists()
