@@ -3,7 +3,8 @@
 A small one from scratch, with multi-token prediction (configs/mtp.py) or LayerSkip (configs/layerskip.py): the corpus
 is Python's standard library and the prose of SPECJAX_DATA; the tokenizer is trained on it first. Or a pretrained one
 further, where the config names a target, on the text that it wrote, or the run that made it (`init_from`): with heads,
-as in Medusa-2 (configs/medusa2.py). The same command resumes; SIGTERM saves and ends.
+as in Medusa-2 (configs/medusa2.py). The same command resumes; SIGTERM saves and ends with exit
+code 75, which schedulers take as "start it again".
 
 At the end the best checkpoint is in `target/`, a model directory for `load_target`, and heads in `drafter/`, for
 drafter `mtp` or `medusa`; `prompts.jsonl` has beginnings of held-out texts to measure on; for LayerSkip and Medusa-2
@@ -70,6 +71,8 @@ def main(config: ml_collections.ConfigDict) -> None:
     if rows.openings:
         write_prompts(target, rows.openings)
     print(f"{'interrupted, saved' if ending else 'done'}: {_main.workdir()}")
+    if ending:
+        raise SystemExit(_main.RESTART)
 
 
 def prepare(config: ml_collections.ConfigDict, data_dir: Path) -> tuple[Target, corpus.Corpus]:

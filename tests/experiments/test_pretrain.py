@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from experiments import pretrain
+from experiments import _main, pretrain
 from specjax import build
 from specjax.checkpoints import load_target
 from specjax.decoding import Request, generate, make_sampling
 from specjax.evaluation.prompts import prompt_file
 from specjax.testing import tiny_target
-from specjax.training.data import Answer
+from specjax.training import corpus
+from specjax.training.data import Answer, TextRows, lay_out
 from specjax.training.objectives.registry import OBJECTIVES, PRETRAINING
 
 
@@ -103,6 +106,33 @@ def test_layerskip_trains_from_scratch_and_further(
     assert rows[2]["perplexity_after"] < rows[2]["perplexity_before"]
     assert load_target(str(in_workdir / "target"), dtype="float32").config == target.config
     assert not (in_workdir / "prompts.jsonl").exists()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_interrupted_run_asks_to_be_started_again(interrupted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is trained here: what counts is what the program makes of a SIGTERM during training."""
+
+    class Quick(pretrain.Trainer):
+        def run(self, *_: object, **__: object) -> None:
+            if interrupted:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    rows = TextRows(lay_out([], 16))
+    monkeypatch.setattr(_main, "workdir", lambda: Path("run"))
+    monkeypatch.setattr(pretrain, "prepare", lambda *_: (tiny_target(layers=1, width=16), corpus.Corpus(rows, {}, {})))
+    monkeypatch.setattr(pretrain, "Trainer", Quick)
+    monkeypatch.setattr(pretrain, "export", lambda *_: {})
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        config = build.load_config("configs/mtp.py", "tiny")
+        if not interrupted:
+            pretrain.main(config)
+            return
+        with pytest.raises(SystemExit) as ended:
+            pretrain.main(config)
+        assert ended.value.code == _main.RESTART
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("heads", [1, 4])
