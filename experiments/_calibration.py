@@ -22,6 +22,7 @@ from specjax.evaluation.contenders import LoopContender
 from specjax.evaluation.conversations import encode, opening
 from specjax.evaluation.costs import CostMeter
 from specjax.evaluation.prompts import Prompt
+from specjax.evaluation.rows import TOKEN_BY_TOKEN
 from specjax.models import KVCache, Target, init_cache, merge
 
 # Parts are timed at these: batch size, and tokens in the cache.
@@ -60,7 +61,10 @@ def acceptance(contender: LoopContender, asked: Sequence[Request]) -> np.ndarray
         )
     if contender.info.topology == "chain":
         done = [contender.complete(request).completion for request in asked]
-        return chain_acceptance(np.sum([c.accepted for c in done], axis=0), np.sum([c.overlap for c in done], axis=0))
+        accepted, overlap = (np.sum([getattr(c, name) for c in done], axis=0) for name in ("accepted", "overlap"))
+        if contender.info.rule not in TOKEN_BY_TOKEN:
+            overlap = accepted[::-1].cumsum()[::-1][1:]  # The laws at one depth do not say what such a rule accepts.
+        return chain_acceptance(accepted, overlap)
     assert isinstance(spec, TreeSpec)
     check_even(spec)
     counts = np.zeros((spec.depth, spec.max_children + 1))

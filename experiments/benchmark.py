@@ -6,6 +6,10 @@ report.html, config.json. At batch 1 an interrupted run goes on with the next pr
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
 import ml_collections
 from etils import epath
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -18,7 +22,8 @@ from specjax.evaluation import results, tables
 from specjax.evaluation.benchmark import Measured, Settings, measure
 from specjax.evaluation.contenders import Contender, LoopContender
 from specjax.evaluation.figures import plot
-from specjax.evaluation.journal import Journal
+from specjax.evaluation.journal import Journal, fingerprint
+from specjax.evaluation.prompts import Prompt
 from specjax.evaluation.report import ColouredText, page
 from specjax.evaluation.rows import DEFINITIONS, summarise
 from specjax.evaluation.teacher import Teacher, rounding_bound
@@ -36,11 +41,11 @@ def main(config: ml_collections.ConfigDict) -> None:
     results.check_writable(workdir)
     for label in lineup.left_out:
         console.print(f"row {label!r} is left out: set --config.rows.{label}.source to measure it", style="yellow")
-    journal = _journal(workdir, config) if settings.batch == 1 else None
-    if journal is not None and len(journal):
-        console.print(f"an interrupted run goes on: {len(journal)} prompts are measured already", highlight=False)
     target = build.target_from_config(config.target)
     contenders = build.contenders(lineup, target)
+    journal = Journal(workdir / "measured", _about(config, prompts, contenders)) if settings.batch == 1 else None
+    if journal is not None and len(journal):
+        console.print(f"an interrupted run goes on: {len(journal)} prompts are measured already", highlight=False)
     results.write_json(workdir / "config.json", config.to_dict())
 
     columns = [TextColumn("{task.description:<52.52}"), BarColumn(), MofNCompleteColumn()]
@@ -95,9 +100,19 @@ def write(workdir: epath.Path, meta: dict, rows: list[dict], texts: list[dict], 
     results.write_json(workdir / "results.json", {"meta": meta, "rows": rows})
 
 
-def _journal(workdir: epath.Path, config: ml_collections.ConfigDict) -> Journal:
-    about = {"config": config.to_dict(), "versions": results.versions(), "machine": results.machine()}
-    return Journal(workdir / "measured", about | {"commit": results.commit()})
+def _about(
+    config: ml_collections.ConfigDict, prompts: Sequence[Prompt], contenders: Sequence[Contender]
+) -> dict[str, Any]:
+    """What figures depend on: a run goes on where all of it is as it was. The target's weights are taken by name."""
+    drafters = {c.info.label: fingerprint(c.weights.drafter) for c in contenders if isinstance(c, LoopContender)}
+    return {
+        "config": config.to_dict(),
+        "prompts": [dataclasses.asdict(prompt) for prompt in prompts],
+        "drafters": drafters,
+        "versions": results.versions(),
+        "machine": results.machine(),
+        "commit": results.commit(),
+    }
 
 
 def _teacher(contenders: list[Contender]) -> Teacher:

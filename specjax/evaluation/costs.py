@@ -7,6 +7,7 @@ that take each part once, so that a machine whose speed drifts does so for all o
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ class Costs:
 
     Attributes:
         one_token: a target pass over one token a row, with its logits and argmax.
-        scoring: the target pass that verifies this contender's draft.
+        scoring: the target pass that verifies this contender's draft; NaN where its width is chosen step by step.
         drafting: all draft passes of one step.
         draft_passes: how many they are.
     """
@@ -165,9 +166,10 @@ class CostMeter:
         if label not in self._drafting or not self._drafting[label]:
             raise ValueError(f"no round has timed {label!r}")
         baseline = next(c for c in self._contenders if c.info.is_baseline)
+        fixed = self._drafts[label].widths is None
         return Costs(
             one_token=statistics.median(self._scoring[self._width(baseline)]),
-            scoring=statistics.median(self._scoring[self._width(contender)]),
+            scoring=statistics.median(self._scoring[self._width(contender)]) if fixed else math.nan,
             drafting=statistics.median(self._drafting[label]),
             draft_passes=contender.info.draft_passes,
         )

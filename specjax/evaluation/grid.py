@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,7 +112,7 @@ def methods_by_dataset(runs: Sequence[Run]) -> Grid:
             block = blocks.setdefault((run.target, row["temperature"], row["batch"]), {})
             found = block.setdefault(row["label"], [])
             if not found or found[-1].run != run.name:
-                found.append(_Contender(run.name, tuple(row.get(name) for name in IDENTITY)))
+                found.append(_Contender(run.name, (*(row.get(name) for name in IDENTITY), *_settings(run))))
             found[-1].cells[row["category"]] = {value: row[value] for value in VALUES}
     if not columns:
         raise ValueError(f"the runs {', '.join(run.name for run in runs) or '(none)'} hold no rows of any category")
@@ -188,6 +189,13 @@ def as_csv(grid: Grid) -> str:
             start = [block.target, block.temperature, block.batch, line.label]
             writer.writerow([*start, *("" if value is None else repr(value) for value in values)])
     return out.getvalue()
+
+
+def _settings(run: Run) -> tuple[str, ...]:
+    """What of a run makes its contenders others than those of the same name elsewhere: drafts, budget, machine."""
+    config = run.meta["config"]
+    parts = config.get("rows"), config.get("max_new_tokens"), run.meta.get("machine")
+    return tuple(json.dumps(part, sort_keys=True) for part in parts)
 
 
 def _merged(found: Sequence[_Contender]) -> list[_Contender]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from etils import epath
 
@@ -40,14 +42,14 @@ class Journal:
 
         Args:
             folder: of this journal alone.
-            about: whatever the figures depend on, as JSON has it: config, versions, machine.
+            about: whatever the figures depend on, as JSON has it: config, prompts, weights, versions, machine.
 
         Raises:
-            ValueError: the folder holds the journal of a run that differs in `about`; names the fields.
+            ValueError: the folder holds prompts measured by a run that differs in `about`; names the fields.
         """
         self._folder = folder
         path = folder / "about.json"
-        if path.exists():
+        if path.exists() and len(self):
             before, now = _flat(json.loads(path.read_text())), _flat(json.loads(json.dumps(about)))
             if differing := sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k)):
                 raise ValueError(
@@ -78,6 +80,16 @@ class Journal:
 
     def _path(self, repeat: int, prompt: int) -> epath.Path:
         return self._folder / f"{repeat}-{prompt:04d}.json"
+
+
+def fingerprint(arrays: Any) -> str:
+    """A hash of the arrays of a tree, those that this process can read whole."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(arrays):
+        if getattr(leaf, "is_fully_addressable", True):
+            array = np.asarray(leaf)
+            digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -52,8 +52,9 @@ class TransformersContender:
         completion = Completion(
             tokens=tokens,
             finish="stop" if tokens and tokens[-1] in self._eos else "length",
-            steps=len(passes) - 1,
-            emitted=len(tokens) - 1,
+            # Its first pass over the prompt verifies a draft already: that pass and its tokens count.
+            steps=len(passes),
+            emitted=len(tokens),
             accepted=np.zeros((1,), np.int32),
             reached=np.zeros((0,), np.int32),
             overlap=np.zeros((0,), np.float32),

@@ -205,7 +205,7 @@ def _step(chosen: Sequence[Row]) -> str:
     body = []
     for row in chosen:
         one, step = row["one_token_pass_seconds"], row["step_seconds"]
-        if one is None or step is None:
+        if one is None or step is None or row["t_ratio"] is None:
             continue
         draft, scoring = row["draft_cost"] * row["draft_passes"] * one, row["t_ratio"] * one
         parts = (step, draft, scoring, step - draft - scoring, one)

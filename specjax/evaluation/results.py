@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -122,7 +123,7 @@ def cores() -> int:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with `+changes` where files differ from it; None outside a checkout."""
+    """The checkout's commit, with `+changes.` and their hash where files differ from it; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -132,8 +133,9 @@ def commit() -> str | None:
         return run.stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "HEAD") + ("+changes" if changed else "")
+        changes = git("diff", "HEAD")
+        digest = hashlib.sha256(changes.encode()).hexdigest()[:8]
+        return git("rev-parse", "HEAD") + (f"+changes.{digest}" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 

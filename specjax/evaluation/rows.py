@@ -16,6 +16,7 @@ import numpy as np
 
 from specjax import analysis
 from specjax.evaluation.benchmark import Measured, Settings, Turn
+from specjax.evaluation.contenders import Info
 from specjax.evaluation.costs import Costs
 from specjax.evaluation.teacher import Teacher
 
@@ -24,22 +25,28 @@ DEFINITIONS = {
     "text counts; mean over prompts",
     "tau_pooled": "the same, all tokens over all passes",
     "alpha": "mean over verified draft tokens of sum min(p, q) (of p(x) for a chosen token); mean over prompts",
-    "alpha_by_position": "the same at each draft position, all prompts pooled; null where no pass verified one",
+    "alpha_by_position": "the same at each draft position (of a tree, of the first child), all prompts pooled; null "
+    "where no pass verified one",
     "draft_cost": "c, the time of a draft pass over that of a one-token target pass",
-    "t_ratio": "t(g + 1) / t(1), the verifying target pass over a one-token one",
+    "t_ratio": "t(g + 1) / t(1), the verifying target pass over a one-token one; null where the drafter chooses its "
+    "width step by step",
     "tokens_per_second": "new tokens over the seconds of prefill and decoding; mean over prompts",
     "speedup": "tokens per second over those of the fastest plain decoding in the same run at the same temperature, "
     "prefill included in both; mean over prompts of the ratio",
     "baseline_over_this": "plain decoding's tokens per second over this row's; mean over prompts of the ratio",
     "speedup_decode": "the same without prefill",
     "speedup_predicted": "from the row's own acceptance and the costs of draft and target pass timed apart, "
-    "E / (draft_passes * c + t_ratio), with the measured prefill added; mean over prompts",
+    "E / (draft_passes * c + t_ratio), with the measured prefill added; mean over prompts. E is from the overlap "
+    "of the laws for chains that are verified token by token, from counted acceptance for trees and other rules",
     "speedup_decode_predicted": "the same without prefill",
     "matches_baseline": "greedy text equals plain decoding's, or first parts from it at a near-tie (a gap of the two "
     "best logits below near_tie_bound)",
     "target_entropy": "nats, of the target's untempered law at the emitted positions; mean over prompts",
     "distinct_bigram_ratio": "distinct over all adjacent token pairs of a text; a low value means that it loops",
 }
+
+# Under these a chain's acceptance at a depth is the overlap of the two laws there.
+TOKEN_BY_TOKEN = ("greedy", "one_hot", "recursive", "speculative")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +90,6 @@ class PromptResult:
     def alpha(self) -> float:
         """NaN where nothing was drafted."""
         return float(self.overlap.sum() / self.reached.sum()) if self.reached.sum() else math.nan
-
-    def expected_tokens(self) -> float:
-        """E, from the acceptance that a pass meets at each depth; a pass without a draft token there accepts none."""
-        alive = self.accepted[::-1].cumsum()[::-1][:-1]
-        rates = np.divide(self.overlap, alive, out=np.zeros(len(alive)), where=alive > 0)
-        return analysis.expected_tokens(np.clip(rates, 0.0, 1.0), len(rates))
 
 
 def summarise(measured: Measured, settings: Settings, teacher: Teacher, bound: float) -> list[dict[str, Any]]:
@@ -214,7 +215,7 @@ def _row(
         "baseline_over_this_ci": inverse_ci,
         "speedup_decode": speedup_decode,
         "speedup_decode_ci": speedup_decode_ci,
-        **_predicted(info.num_nodes, costs, mine, base),
+        **_predicted(info, costs, mine, base),
         "distinct_bigram_ratio": _mean([r.bigrams for r in mine]),
         "target_entropy": _mean([r.entropy for r in mine]),
         "kv_bytes_target": preparation.kv_bytes_target,
@@ -225,15 +226,33 @@ def _row(
     }
 
 
+def depth_acceptance(info: Info, accepted: np.ndarray, overlap: np.ndarray) -> np.ndarray:
+    """Acceptance `[D]` of the passes that came to each depth; one that has no draft token there accepts none.
+
+    The overlap of the laws, which is less noisy than what was drawn, where it says all: a tree's further candidates are
+    not in it, nor what other rules accept beyond it.
+
+    Args:
+        info: rule and topology.
+        accepted: `[D + 1]` passes by accepted draft tokens.
+        overlap: `[D]` summed overlap.
+    """
+    at_least = accepted[::-1].cumsum()[::-1]
+    by_laws = info.topology == "chain" and info.rule in TOKEN_BY_TOKEN
+    passed, came = overlap if by_laws else at_least[1:], at_least[:-1]
+    return np.clip(np.divide(passed, came, out=np.zeros(len(came)), where=came > 0), 0.0, 1.0)
+
+
 def _predicted(
-    num_nodes: int, costs: Costs | None, mine: Sequence[PromptResult], base: Sequence[PromptResult]
+    info: Info, costs: Costs | None, mine: Sequence[PromptResult], base: Sequence[PromptResult]
 ) -> dict[str, float]:
     """Predicted speedups, with the measured prefill of both and without."""
-    if costs is None or not num_nodes:
+    if costs is None or not info.num_nodes:
         return {"speedup_predicted": math.nan, "speedup_decode_predicted": math.nan}
     whole, decode = [], []
     for r, b in zip(mine, base, strict=True):
-        faster = r.expected_tokens() / (costs.drafting / costs.one_token + costs.t_ratio)
+        rates = depth_acceptance(info, r.accepted, r.overlap)
+        faster = analysis.expected_tokens(rates, len(rates)) / (costs.drafting / costs.one_token + costs.t_ratio)
         decode.append(faster if r.steps else math.nan)
         if b.emitted and r.steps:
             seconds = r.prefill + b.decode * (r.emitted / b.emitted) / faster

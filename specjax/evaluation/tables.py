@@ -83,7 +83,9 @@ def findings(rows: Sequence[Row]) -> list[str]:
         if row["speedup_predicted"]:
             line += f" (predicted {row['speedup_predicted']:.2f}x)"
         without = next(iter(select(rows, label=row["label"], category="all_without_loops")), None)
-        if without and without["prompts"] < row["prompts"]:
+        if without is None:
+            line += f"; the text of all {row['prompts']} prompts loops, which flatters drafts that look text up"
+        elif without["prompts"] < row["prompts"]:
             looping = row["prompts"] - without["prompts"]
             line += (
                 f"; {number(without['speedup'])}x without the {looping} of {row['prompts']} prompts whose text loops"

@@ -81,6 +81,17 @@ def test_runs_over_different_data_sets_are_one_line() -> None:
     assert block.lines[2].cells["mean"]["speedup"] is None, "no mean over other data sets than the others'"
 
 
+def test_drafts_of_another_source_are_other_contenders() -> None:
+    runs = []
+    for name in ("a", "b"):
+        rows = [*contender("plain", **{name: 1.0}), *contender("draft", **{name: 2.0})]
+        about = meta()
+        about["config"]["rows"] = {"draft": {"source": f"runs/{name}"}}
+        runs.append(Run(name, about, rows))
+    (block,) = grid.methods_by_dataset(runs).blocks
+    assert [line.label for line in block.lines] == ["plain (a)", "plain (b)", "draft (a)", "draft (b)"]
+
+
 def test_runs_over_the_same_data_set_stay_apart() -> None:
     b = Run("b", meta(), contender("draft_4", maths=1.6, qa=1.2))
     (block,) = grid.methods_by_dataset([A, b]).blocks

@@ -11,7 +11,7 @@ from etils import epath
 from specjax.decoding import Completion
 from specjax.evaluation.benchmark import measure
 from specjax.evaluation.contenders import LoopContender, Timed
-from specjax.evaluation.journal import Answer, Journal
+from specjax.evaluation.journal import Answer, Journal, fingerprint
 from specjax.models import Target
 from tests.evaluation.test_benchmark import PROMPTS, SETTINGS, Scripted, scripted
 
@@ -66,7 +66,16 @@ def test_answers_come_back_as_they_were(tmp_path) -> None:
 
 def test_another_run_is_refused_by_name(tmp_path) -> None:
     folder = epath.Path(tmp_path / "measured")
-    Journal(folder, ABOUT)
+    Journal(folder, {"config": "another"})
+    journal = Journal(folder, ABOUT)  # nothing was measured: nothing is mixed
+    journal.write(0, 0, [])
     other = {"config": {"seed": 0, "rows": {"a": {"num_nodes": 4}}}, "versions": {"jax": "2"}}
     with pytest.raises(ValueError, match=r"differs in config.rows.a.num_nodes, versions.jax: give another --workdir"):
         Journal(folder, other)
+
+
+def test_weights_are_told_apart() -> None:
+    params = {"a": np.ones(3, np.float32), "b": np.zeros(2, np.int32)}
+    assert fingerprint(params) == fingerprint({k: x.copy() for k, x in params.items()})
+    changed = {"a": np.array([1, 1, 2], np.float32), "b": params["b"]}
+    assert len({fingerprint(x) for x in (params, changed, {"a": params["a"]}, {})}) == 4

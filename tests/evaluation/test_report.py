@@ -218,6 +218,7 @@ def test_findings_name_the_best_length_loops_and_faults() -> None:
         "draft_model at temperature 0: best with 4 draft tokens, 1.80 [1.60, 2.00]x (predicted 1.90x)"
     )
     assert "1.50x without the 2 of 8 prompts whose text loops" in lines[0]
+    assert "the text of all 8 prompts loops" in tables.findings([PLAIN, row("lookup", prompts=8)])[0]
     assert tables.findings([PLAIN, row("slow", speedup=0.9)])[0] == "no drafter was faster than plain decoding here"
     assert tables.findings([PLAIN, row("draft", matches_baseline=False)])[-1].startswith("NOT EQUAL")
     peer = row("theirs", method="transformers_greedy", num_nodes=0, baseline_over_this=3.4)

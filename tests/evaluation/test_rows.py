@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -149,6 +151,31 @@ def test_the_prediction_uses_acceptance_and_costs_but_not_the_row_s_own_time(mea
     (slower,) = select(rows_of(measured), label="draft", category="writing")
     assert slower["speedup_predicted"] == pytest.approx(row["speedup_predicted"])
     assert slower["speedup"] < row["speedup"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rates"),
+    [
+        ({}, (1 / 3, 0.5, 0.25)),
+        # What these accept is not what the laws of first candidates say.
+        ({"rule": "block"}, (2 / 3, 1.0, 0.5)),
+        ({"rule": "recursive", "topology": "static_tree"}, (2 / 3, 1.0, 0.5)),
+    ],
+)
+def test_trees_and_other_rules_are_predicted_from_what_they_accept(
+    measured: Measured, changes: dict, rates: tuple[float, ...]
+) -> None:
+    measured.turns[2, 0] = [turn(varied(9), [0.1], [0.35], [1, 0, 1, 1], [3, 2, 2], [1.0, 1.0, 0.5])]
+    measured.infos[2] = dataclasses.replace(measured.infos[2], **changes)
+    (row,) = select(rows_of(measured), label="draft", category="writing")
+    assert row["speedup_decode_predicted"] == pytest.approx((1 + np.cumprod(rates).sum()) / (3 * 0.1 + 1.2))
+
+
+def test_a_width_that_is_chosen_step_by_step_has_no_prediction(measured: Measured) -> None:
+    measured.costs[2] = Costs(1.0, math.nan, 0.3, 3)
+    (row,) = select(rows_of(measured), label="draft", category="all")
+    assert row["t_ratio"] is row["speedup_predicted"] is row["speedup_decode_predicted"] is None
+    assert row["speedup"] == pytest.approx(2.0)
 
 
 def test_passes_without_a_draft_count_against_the_prediction(measured: Measured) -> None:
