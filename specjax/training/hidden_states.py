@@ -19,7 +19,9 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+from etils import epath
 
+from specjax.checkpoints.rundir import write_whole
 from specjax.models import Tap, merge
 from specjax.models.target import Target
 from specjax.training.data import Batch, Document, lay_out, order, pack
@@ -104,7 +106,7 @@ def _claim(directory: Path, manifest: dict[str, Any]) -> None:
     path = directory / "manifest.json"
     if not path.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(manifest, indent=2) + "\n")
+        write_whole(epath.Path(path), json.dumps(manifest, indent=2) + "\n")
         return
     found = json.loads(path.read_text())
     differ = [k for k in manifest if k != "target" and manifest[k] != found.get(k)]
@@ -182,7 +184,8 @@ def _write_shard(path: Path, arrays: dict[str, np.ndarray]) -> None:
         # numpy's format has no bfloat16: the bits are stored as uint16.
         np.save(file, array.view(np.uint16) if array.dtype == BFLOAT16 else array)
         checksums[file.name] = _sha256(file)
-    (path / "shard.json").write_text(json.dumps({"rows": len(arrays["tokens"]), "sha256": checksums}, indent=2))
+    content = json.dumps({"rows": len(arrays["tokens"]), "sha256": checksums}, indent=2)
+    write_whole(epath.Path(path / "shard.json"), content)
 
 
 def _sha256(path: Path) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from etils import epath
 
+from specjax.checkpoints.rundir import write_whole
 from specjax.decoding import Completion, Loop, Request, Weights, generate
 from specjax.models.target import Target
 from specjax.training.data import Answer, json_lines, read_answers
@@ -109,7 +110,10 @@ def regenerate(
     waiting = [p for p in prompts if (p.source, str(p.id), config.temperature) not in known]
     done = len(prompts) - len(waiting)
     report(done, len(prompts))
-    for number, first in enumerate(range(0, len(waiting), config.part), len(parts)):
+    # Not by their count: a part may have been removed, to be answered again.
+    numbers = (part.stem.removeprefix("part-") for part in parts)
+    free = max((int(number) for number in numbers if number.isdigit()), default=-1) + 1
+    for number, first in enumerate(range(0, len(waiting), config.part), free):
         chosen = waiting[first : first + config.part]
         requests = [_request(prompt, target, config) for prompt in chosen]
         completions = generate(
@@ -123,7 +127,7 @@ def regenerate(
         )
         answers = [_answer(*pair, target, config) for pair in zip(chosen, completions, strict=True)]
         lines = [json.dumps(dataclasses.asdict(answer), ensure_ascii=False) + "\n" for answer in answers]
-        (directory / f"part-{number:06d}.jsonl").write_text("".join(lines))
+        write_whole(directory / f"part-{number:06d}.jsonl", "".join(lines))
         done += len(chosen)
         report(done, len(prompts))
     return len(waiting)

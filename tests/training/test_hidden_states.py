@@ -1,9 +1,11 @@
 import dataclasses
+import itertools
 import json
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from specjax.models import ModelConfig
 from specjax.models.target import config_hash
@@ -66,6 +68,34 @@ def test_an_interrupted_store_is_continued(target, store, tmp_path):
     write_store(tmp_path, target, documents, CONFIG)
     assert content(tmp_path) == content(store)
     assert all(p.stat().st_mtime_ns == t for p, t in first.items())
+
+
+def test_what_ties_a_store_together_is_whole_or_not_there(target, tmp_path, monkeypatch):
+    """Killed in the middle of the manifest, then in the middle of a shard's checksums."""
+    documents = common.documents(target, 6)
+
+    def write(at=None):
+        count = itertools.count()
+
+        def killed(self, text):
+            half = next(count) == at
+            self.write_bytes(text.encode()[: len(text) // 2 if half else None])
+            if half:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            for kind in {tmp_path.__class__, epath.Path(tmp_path).__class__}:
+                patch.setattr(kind, "write_text", killed)
+            write_store(tmp_path, target, documents, CONFIG)
+
+    for at in (0, 1):
+        with pytest.raises(KeyboardInterrupt):
+            write(at)
+        if at:
+            with pytest.raises(FileNotFoundError, match="no finished shard"):
+                HiddenStates(tmp_path, target)
+    write()
+    assert HiddenStates(tmp_path, target).rows > 0
 
 
 def test_rows_come_back_in_the_order_asked_for(target, store):

@@ -3,6 +3,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from specjax.decoding import Loop, Weights
 from specjax.drafting import PromptLookup
@@ -57,6 +58,26 @@ def test_an_interrupted_run_answers_the_rest(target, loop, tmp_path):
     assert by_id(tmp_path / "parts") == by_id(tmp_path / "whole")
     assert all(p.read_bytes() == content for p, content in before.items())
     assert run(target, loop, tmp_path / "parts") == 0
+
+
+def test_a_part_that_was_removed_costs_no_other(target, loop, tmp_path):
+    run(target, loop, tmp_path)
+    whole, kept = by_id(tmp_path), (tmp_path / "part-000002.jsonl").read_bytes()
+    (tmp_path / "part-000000.jsonl").unlink()
+    assert run(target, loop, tmp_path) == 2
+    assert (tmp_path / "part-000002.jsonl").read_bytes() == kept and by_id(tmp_path) == whole
+
+
+def test_a_part_is_whole_or_not_there(target, loop, tmp_path, monkeypatch):
+    def killed(self, text):
+        self.write_bytes(text.encode()[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        for kind in {tmp_path.__class__, epath.Path(tmp_path).__class__}:
+            patch.setattr(kind, "write_text", killed)
+        run(target, loop, tmp_path, PROMPTS[:2])
+    assert run(target, loop, tmp_path, PROMPTS[:2]) == 2 and len(by_id(tmp_path)) == 2
 
 
 def test_a_sampled_answer_does_not_depend_on_its_neighbours(target, loop, tmp_path):
