@@ -33,64 +33,71 @@ class RunDirectory:
         return self.path / PROFILE
 
     def claim(
-        self, config: Mapping[str, Any], free: tuple[str, ...] = (), made_for: Mapping[str, str] | None = None
+        self, config: Mapping[str, Any], free: tuple[str, ...] = (), made_for: Mapping[str, str | int] | None = None
     ) -> None:
         """Makes the directory this config's own, or checks that it is.
 
         Args:
             config: nested mapping of JSON values.
             free: dotted fields in which a resumed run may differ.
-            made_for: target and tokenizer of the run, by names and hashes; None where it has none of its own. A
-                directory without a record of them, made by an older version, gets one as long as it has no checkpoint.
+            made_for: target, tokenizer and data of the run, by names, counts and hashes; None where it has none of
+                its own. A directory whose record lacks some, made by an older version, gets them as long as it has no
+                checkpoint.
 
         Raises:
             PermissionError: the directory cannot be written.
-            ValueError: it belongs to a run of another config, target or tokenizer; lists every field that differs. Or
-                it has checkpoints, and no record of what they were made for.
+            ValueError: it belongs to a run of another config, target, tokenizer or data; lists every field that
+                differs. Or it has checkpoints, and no record of what they were made for.
         """
         mine = json.loads(json.dumps(config))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not (self.path / CONFIG).exists():
-                self._record(made_for)  # First: where there is a config, there is all.
+                self._record(made_for or {})  # First: where there is a config, there is all.
                 write_whole(self.path / CONFIG, json.dumps(mine, indent=2, sort_keys=True) + "\n")
                 return
         except OSError as error:
             raise PermissionError(
                 f"the workdir {self.path} cannot be written ({error}): give another --workdir"
             ) from error
-        old, new, recorded = _flat(self.config()), _flat(mine), self._recorded()
+        old, new, recorded = _flat(self.config()), _flat(mine), self.made_for()
         known = {k for k in old.keys() | new.keys() if k not in free and not (k not in old and _off(new[k]))}
         lines = _differences(old, new, known)
-        if made_for is not None and recorded is not None:
-            lines += _differences(recorded, made_for, recorded.keys() | made_for.keys())
-        unknown = made_for is not None and recorded is None and self._has_checkpoints()
+        missing = [key for key in made_for or () if key not in recorded]
+        if made_for is not None:
+            lines += _differences(recorded, made_for, recorded)
+        unknown = missing and self.checkpointed is not None
         if unknown:
             lines.append(
-                f"  {', '.join(made_for or ())}: run has no record of them, {TARGET} is missing (older versions wrote "
-                f"none); if its checkpoints are of this very target, put {json.dumps(made_for)} into "
-                f"{self.path / TARGET}"
+                f"  {', '.join(missing)}: run has no record of this in {TARGET} (older versions wrote none); if its "
+                f"checkpoints are of this very target and data, put {json.dumps({**(made_for or {}), **recorded})} "
+                f"into {self.path / TARGET}"
             )
         if lines:
             raise ValueError(
-                f"the workdir {self.path} belongs to a run of another config, target or tokenizer"
+                f"the workdir {self.path} belongs to a run of another config, target, tokenizer or data"
                 f"{', as far as is known' if unknown else ''}:\n"
                 + "\n".join(lines)
-                + "\ngive another --workdir, or what that run was made with to resume it"
+                + "\ngive another --workdir, or, to resume it, what that run was made with: config, target, and the "
+                "data as it was"
             )
-        if recorded is None:
-            self._record(made_for)
+        if missing:
+            self._record({**recorded, **(made_for or {})})
 
-    def _record(self, made_for: Mapping[str, str] | None) -> None:
-        if made_for is not None:
+    def _record(self, made_for: Mapping[str, str | int]) -> None:
+        if made_for:
             write_whole(self.path / TARGET, json.dumps(made_for, indent=2) + "\n")
 
-    def _recorded(self) -> dict[str, str] | None:
+    def made_for(self) -> dict[str, str | int]:
+        """Target, tokenizer and data that the run was claimed for; of an older run some of it, or nothing."""
         path = self.path / TARGET
-        return json.loads(path.read_text()) if path.exists() else None
+        return json.loads(path.read_text()) if path.exists() else {}
 
-    def _has_checkpoints(self) -> bool:
-        return self.checkpoints.exists() and any(p.name.isdigit() for p in self.checkpoints.iterdir())
+    @property
+    def checkpointed(self) -> int | None:
+        """Step of the newest finished checkpoint; None where there is none."""
+        found = self.checkpoints.iterdir() if self.checkpoints.exists() else ()
+        return max((int(p.name) for p in found if p.name.isdigit()), default=None)
 
     def config(self) -> dict[str, Any]:
         """The config that the directory belongs to.

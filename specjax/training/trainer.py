@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from specjax.parallel import Placement
 from specjax.training import feed
 from specjax.training.data import Batch
 from specjax.training.feed import Source
+from specjax.training.identity import data_identity, target_identity
 from specjax.training.objectives.base import Objective
 from specjax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from specjax.training.pace import Pace, StepFlops, peak_flops, step_flops
@@ -31,6 +31,9 @@ from specjax.training.profiling import StepTrace
 from specjax.training.step import Statics, TrainState, evaluate, update
 
 PATIENCE = 10  # Updates in a row that may be skipped.
+# What of the config may change when a run is resumed: it may be trained for longer, and a store that has grown be cut
+# to what it was; whether it is that is seen by the number of rows.
+FREE = ("train.steps", "train.nonfinite", "train.profile", "data.max_shards")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,14 +188,14 @@ class Trainer:
             stop: asked after every step (of several processes: at every logged one); True of any saves and ends early.
 
         Raises:
-            ValueError: the directory belongs to another config, target or tokenizer.
+            ValueError: the directory belongs to another config, target, tokenizer or data.
             FloatingPointError: a loss or gradient is not finite; names the step and the rows of its batch.
             OSError: a checkpoint cannot be written or read; names the last good one.
         """
         run = RunDirectory(workdir)
         if jax.process_index() == 0:
-            # A run may be trained for longer.
-            run.claim(config, free=("train.steps", "train.nonfinite", "train.profile"), made_for=_identity(self.target))
+            made_for = target_identity(self.target) | data_identity(self.train.rows, self.tables)
+            run.claim(config, free=FREE, made_for=made_for)
         checkpoints = Checkpoints(run.checkpoints, self.config.best)
         with self.placement.active() if self.placement is not None else contextlib.nullcontext():
             return self._run(run, checkpoints, init, sinks, report, stop)
@@ -345,17 +348,6 @@ class _Guard:
             self._writer.write(step, **{"train/skipped_rows": rows.tolist()})
         self._seen = []
         return good
-
-
-def _identity(target: Target) -> dict[str, str]:
-    """What a run is made for, beside what its config says."""
-    template = target.tokenizer.chat_template
-    return {
-        "target": target.name,
-        "target_config": target.config_hash,
-        "tokenizer": target.tokenizer.fingerprint(),
-        "chat_template": "" if template is None else hashlib.sha256(template.encode()).hexdigest()[:16],
-    }
 
 
 def _any_process(stop: Callable[[], bool], *, asked: bool) -> bool:

@@ -34,7 +34,7 @@ def test_a_run_keeps_its_target_and_refuses_another_in_one_error(tmp_path):
         "  rate: run has 1, now 2",
         "  target_config: run has '12', now '56'",
         "  tokenizer: run has '34', now '78'",
-        "give another --workdir, or what that run was made with to resume it",
+        "give another --workdir, or, to resume it, what that run was made with: config, target, and the data as it was",
     ]
 
 
@@ -47,9 +47,7 @@ def test_an_older_run_without_a_record_goes_on_only_without_checkpoints(tmp_path
     (trained.checkpoints / "4").mkdir()
     empty.claim({"rate": 1}, made_for=made_for)
     assert json.loads((tmp_path / "empty" / "target.json").read_text()) == made_for
-    with pytest.raises(
-        ValueError, match="target, tokenizer: run has no record of them, target.json is missing"
-    ) as error:
+    with pytest.raises(ValueError, match="target, tokenizer: run has no record of this in target.json") as error:
         trained.claim({"rate": 1}, made_for=made_for)
     assert not (tmp_path / "trained" / "target.json").exists()
     # It says what to write where; done so, the run goes on.
@@ -57,6 +55,26 @@ def test_an_older_run_without_a_record_goes_on_only_without_checkpoints(tmp_path
     assert place == str(tmp_path / "trained" / "target.json")
     (tmp_path / "trained" / "target.json").write_text(text)
     trained.claim({"rate": 1}, made_for=made_for)
+
+
+def test_an_older_run_whose_record_lacks_the_data_is_told_what_to_add(tmp_path):
+    """Without a checkpoint it gets the rest; with one it is refused, and what it has recorded still counts."""
+    target, data = {"target": "a", "tokenizer": "34"}, {"rows": 120, "draft_vocab": "56"}
+    empty, trained = RunDirectory(tmp_path / "empty"), RunDirectory(tmp_path / "trained")
+    for run in (empty, trained):
+        run.claim({"rate": 1}, made_for=target)
+    (trained.checkpoints / "4").mkdir(parents=True)
+    empty.claim({"rate": 1}, made_for=target | data)
+    assert empty.made_for() == target | data
+    with pytest.raises(ValueError, match="rows: run has 120, now 180"):
+        empty.claim({"rate": 1}, made_for=target | data | {"rows": 180})
+    with pytest.raises(ValueError) as error:
+        trained.claim({"rate": 1}, made_for=target | data | {"tokenizer": "78"})
+    lines = str(error.value).splitlines()[1:-1]
+    assert lines[0] == "  tokenizer: run has '34', now '78'"
+    assert lines[1].startswith("  rows, draft_vocab: run has no record of this in target.json")
+    assert json.dumps(target | data) in lines[1] or json.dumps(target | data, sort_keys=True) in lines[1]
+    assert trained.made_for() == target
 
 
 def test_a_workdir_that_cannot_be_written_is_one_error(tmp_path):

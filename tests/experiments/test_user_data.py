@@ -86,5 +86,5 @@ def test_a_head_trains_on_it_with_the_target_in_the_step(folder: Path, tiny: Pat
     assert list((folder / "run" / "profile").rglob("*.xplane.pb"))
     assert "no MFU is given: the peak of 'cpu' is not known" in done.out
     assert set(json.loads((folder / "run" / "target.json").read_text())) == {
-        "target", "target_config", "tokenizer", "chat_template",
+        "target", "target_config", "tokenizer", "chat_template", "rows", "draft_vocab",
     }  # fmt: skip

@@ -137,9 +137,35 @@ def test_a_finished_run_is_left_alone(target, tmp_path):
 def test_the_workdir_of_another_config_is_refused_with_a_diff(target, tmp_path):
     trainer(target, steps=1).run(tmp_path, CONFIG)
     with pytest.raises(
-        ValueError, match=r"of another config, target or tokenizer:\n  nested.rate: run has 0.01, now 0.02"
+        ValueError, match=r"of another config, target, tokenizer or data:\n  nested.rate: run has 0.01, now 0.02"
     ):
         trainer(target).run(tmp_path, {**CONFIG, "nested": {"rate": 2e-2}})
+
+
+def test_a_run_whose_data_grew_is_refused_in_one_error(target, tmp_path):
+    """Of the same size, another vocabulary gives every column of the head another token; more rows, another order."""
+
+    class Stopped(Exception):
+        pass
+
+    def start():
+        raise Stopped
+
+    made = trainer(target)
+    with pytest.raises(Stopped):
+        made.run(tmp_path, {**CONFIG, "data": {"max_shards": 0}}, init=start)
+    rows, _ = pack(common.documents(target, 44), 96)
+    vocab = common.vocabulary()
+    vocab = np.sort(np.where(vocab == vocab[-1], np.setdiff1d(np.arange(256), vocab)[0], vocab))
+    grown = dataclasses.replace(made, train=TextRows(lay_out(rows, 96)), tables={"vocab": jnp.asarray(vocab)})
+    with pytest.raises(ValueError) as error:
+        grown.run(tmp_path, {**CONFIG, "data": {"max_shards": 0}}, init=start)
+    lines = str(error.value).splitlines()
+    assert [line.split(":")[0] for line in lines[1:-1]] == ["  draft_vocab", "  rows"]
+    assert lines[2] == f"  rows: run has {made.train.rows}, now {len(rows)}"
+    assert lines[-1].startswith("give another --workdir, or, to resume it, ") and "data as it was" in lines[-1]
+    with pytest.raises(Stopped):  # A store cut to what it was.
+        trainer(target).run(tmp_path, {**CONFIG, "data": {"max_shards": 3}}, init=start)
 
 
 def test_training_learns(target):
