@@ -17,6 +17,7 @@ from specjax.checkpoints.rundir import RunDirectory
 
 Point = dict[str, Any]
 LONGEST = 120  # Characters of a run's name.
+EXPORTED = ("drafter/config.json", "target/config.json")  # One of them is written last: of training, of pretraining.
 
 
 def expand(sweep: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]) -> list[Point]:
@@ -91,6 +92,7 @@ class Outcome:
         at_step: of that checkpoint.
         step: that training has reached.
         steps: that it is to reach.
+        saved: whether the last checkpoint, and the drafter or target that is made of the best, are there.
     """
 
     name: str
@@ -100,11 +102,12 @@ class Outcome:
     at_step: int
     step: int
     steps: int
+    saved: bool
 
     @property
     def finished(self) -> bool:
-        """Whether it has been trained to the end."""
-        return self.step >= self.steps
+        """Whether it has been trained to the end, and nothing of it would be lost or missing."""
+        return self.step >= self.steps and self.saved
 
 
 def outcome(name: str, point: Point, run: RunDirectory, metric: str, steps: int) -> Outcome:
@@ -112,7 +115,11 @@ def outcome(name: str, point: Point, run: RunDirectory, metric: str, steps: int)
     rows = run.metrics()
     scored = [(row[metric], -row["step"]) for row in rows if math.isfinite(row.get(metric, math.nan))]
     best = max(scored, default=(None, 0))
-    return Outcome(name, point, metric, best[0], -best[1], max((row["step"] for row in rows), default=-1), steps)
+    reached = max((row["step"] for row in rows), default=-1)
+    # Metrics are ahead of the checkpoint, which is written in the background, and of what is made of it in the end.
+    checkpointed = run.checkpointed
+    saved = checkpointed is not None and checkpointed >= steps and any((run.path / path).exists() for path in EXPORTED)
+    return Outcome(name, point, metric, best[0], -best[1], reached, steps, saved)
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ def test_names_are_as_short_as_tells_them_apart():
 def test_only_what_differs_is_shown_seeds_are_averaged_and_the_best_comes_first():
     def made(rate, seed, value, step=10):
         point = {"optimizer.learning_rate": rate, "train.batch": 4, "train.seed": seed}
-        return sweeps.Outcome(f"{rate}-{seed}", point, "greedy/match", value, 8, step, 10)
+        return sweeps.Outcome(f"{rate}-{seed}", point, "greedy/match", value, 8, step, 10, saved=step == 10)
 
     rows = sweeps.summary(
         [made(1, 0, 0.2), made(1, 1, 0.4), made(2, 0, 0.5), made(2, 1, None, -1), made(3, 0, None, -1)]
@@ -68,3 +68,25 @@ def test_a_run_is_compared_by_its_best_checkpoint(tmp_path):
     writer.flush()
     found = sweeps.outcome("a", {"x": 1}, run, "m", 8)
     assert (found.value, found.at_step, found.step, found.finished) == (0.7, 2, 6, False)
+
+
+@pytest.mark.parametrize("exported", ["drafter", "target"])
+def test_a_run_is_finished_when_its_last_checkpoint_and_what_is_made_of_it_are_there(tmp_path, exported):
+    """Each of these is where a run may have been killed."""
+    run = RunDirectory(tmp_path)
+    writer = run.writer(-1)
+    writer.write(4, m=0.5)
+    writer.flush()
+
+    def finished():
+        return sweeps.outcome("a", {"x": 1}, run, "m", 4).finished
+
+    (run.checkpoints / "2").mkdir(parents=True)
+    (run.checkpoints / "4.orbax-checkpoint-tmp-1").mkdir()
+    (tmp_path / exported).mkdir()
+    (tmp_path / exported / "config.json").write_text("{}")  # of an earlier interruption
+    assert not finished()
+    (run.checkpoints / "4").mkdir()
+    assert finished()
+    (tmp_path / exported / "config.json").unlink()
+    assert not finished()

@@ -18,6 +18,8 @@ with (workdir.parent / "started").open("a") as log:
     log.write(f"{workdir.name}\n")
 if (fault := workdir.parent / f"fail_{seed}").exists():
     sys.exit(int(fault.read_text()))
-(workdir / "metrics").mkdir(parents=True)
+for folder in ("metrics", f"checkpoints/{steps}", "drafter"):
+    (workdir / folder).mkdir(parents=True)
 rows = [{"resumed_from": -1}, {"step": steps // 2, "greedy/match": rate * 100 + seed / 100}, {"step": steps}]
 (workdir / "metrics" / "part-000000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+(workdir / "drafter" / "config.json").write_text("{}")
