@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from etils import epath
 
 from specjax import build
 from specjax.checkpoints.drafters import save_drafter
-from specjax.checkpoints.rundir import RunDirectory
+from specjax.checkpoints.rundir import RunDirectory, write_whole
 from specjax.decoding import Request, generate, make_sampling
 from specjax.evaluation import results
 from specjax.evaluation.conversations import encode
@@ -84,9 +85,7 @@ def trained(
     if cell.get("human"):
         # Beside the cells: the trainer wants a path that is relative to the data, or absolute.
         written = Path(folder.parent / "human.jsonl").absolute()
-        if not written.exists():
-            written.parent.mkdir(parents=True, exist_ok=True)
-            write_human(written, text, [data_dir / path for path in config.human], target)
+        human_text(written, text, [data_dir / path for path in config.human], target)
         of_cell.data.text = str(written)
     trainer = build.build_training(of_cell, target, data_dir)
     if cell.get("human"):
@@ -170,6 +169,38 @@ def keep(folder: epath.Path, cell: Mapping[str, Any], found: Mapping[str, Any]) 
     results.write_json(folder / MEASURED, {"cell": cell, "found": found})
 
 
+def human_text(path: Path, own: Path, references: Sequence[Path], target: Target) -> None:
+    """Sees to it that `path` has people's answers, made from these very files; beside it is what it was made from.
+
+    Args:
+        path: written where it is not there, see `write_human`.
+        own: the target's answers.
+        references: published sets.
+        target: for its tokenizer.
+
+    Raises:
+        ValueError: it is there and was made from something else, or it is not known from what.
+    """
+    record = path.with_name(f"{path.name}.made_from.json")
+    made_from = {
+        "text": _hash(own),
+        "human": [_hash(reference) for reference in references],
+        "tokenizer": target.tokenizer.fingerprint(),
+    }
+    if path.exists():
+        found = json.loads(record.read_text()) if record.exists() else {}
+        differ = [key for key in made_from if found.get(key) != made_from[key]]
+        if differ:
+            raise ValueError(
+                f"{path} was made from something else ({', '.join(differ)} {'differ' if found else 'not recorded'}): "
+                "give another --workdir, or remove the file and the cells that were trained on it"
+            )
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(epath.Path(record), json.dumps(made_from, indent=2) + "\n")  # First: no answers without it.
+    write_human(path, own, references, target)
+
+
 def write_human(path: Path, own: Path, references: Sequence[Path], target: Target) -> None:
     """Writes people's answers to the prompts that the target answered, one for one.
 
@@ -199,7 +230,15 @@ def write_human(path: Path, own: Path, references: Sequence[Path], target: Targe
             lines.append(json.dumps(dataclasses.asdict(human)))
     if not lines:
         raise ValueError(f"none of the prompts of {own} is in {', '.join(map(str, references))}; set config.human")
-    path.write_text("\n".join(lines) + "\n")
+    write_whole(epath.Path(path), "\n".join(lines) + "\n")
+
+
+def _hash(path: Path) -> str:
+    """Sixteen hex digits that stand for a file's content, or for that of a directory's parts."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}: set config.human, config.base.data.text or SPECJAX_DATA")
+    files = sorted(path.glob("part-*.jsonl")) if path.is_dir() else [path]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:

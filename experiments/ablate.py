@@ -92,6 +92,8 @@ def cell(config: ml_collections.ConfigDict, name: str, target: Target, console: 
     folder = _main.workdir() / "cells" / name
     head = config.cells[name].get("head")
     spec = {"cell": config.cells[name].to_dict(), "base": config.base.to_dict()}
+    if config.cells[name].get("human"):
+        spec["human"] = list(config.human)
     if head is not None:
         decoding = {key: config[key] for key in ("prompts", "prompts_per_category", "max_prompts", "max_new_tokens")}
         spec |= {"head": config.cells[head].to_dict(), **decoding}

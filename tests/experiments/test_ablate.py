@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import _cells, _eagle_reading, ablate
+from experiments import _cells, _eagle_reading, _main, ablate
 from specjax import build
 from specjax.checkpoints import load_target
 from specjax.training.data import read_answers
@@ -93,6 +93,42 @@ def test_people_answer_the_same_prompts(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(ValueError, match="none of the prompts of .*own.jsonl is in .*other.json; set config.human"):
         _cells.write_human(path, tmp_path / "own.jsonl", [tmp_path / "other.json"], target)
+
+
+def test_peoples_answers_are_those_of_todays_files(tiny: Path, tmp_path: Path) -> None:
+    made, target = config(tiny, tmp_path), load_target(f"{tiny}/target")
+    path, sources = tmp_path / "cells" / "human.jsonl", (tmp_path / "own.jsonl", [Path(p) for p in made.human], target)
+    _cells.human_text(path, *sources)
+    before = path.stat().st_mtime_ns
+    _cells.human_text(path, *sources)
+    assert path.stat().st_mtime_ns == before
+    people = json.loads((tmp_path / "people.json").read_text())
+    others = [entry for entry in people if entry["instruction"] != people[0]["instruction"]]
+    (tmp_path / "people.json").write_text(json.dumps(others))
+    with pytest.raises(
+        ValueError, match=r"human.jsonl was made from something else \(human differ\): give another --wo"
+    ):
+        _cells.human_text(path, *sources)
+    path.with_name("human.jsonl.made_from.json").unlink()
+    with pytest.raises(ValueError, match=r"\(text, human, tokenizer not recorded\)"):
+        _cells.human_text(path, *sources)
+    path.unlink()
+    _cells.human_text(path, *sources)
+    assert len(read_answers(path)) == len(others) < len(people)
+
+
+def test_a_cell_on_peoples_answers_is_measured_again_for_other_people(
+    tiny: Path, in_workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(_cells, "trained", lambda config, name, *_: calls.append(name) or {"measures": {}})
+    for human, again in ((("a.json",), 1), (("a.json",), 0), (("b.json",), 1)):
+        calls.clear()
+        made = config(tiny, tmp_path, human=human)
+        for name in ("own_text", "human_text"):
+            ablate.cell(made, name, None, _main.console())
+        assert calls.count("human_text") == again
+    assert "own_text" not in calls
 
 
 def test_eagle_reads_what_it_is_told(tiny: Path) -> None:
