@@ -47,7 +47,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     data_dir = Path(os.environ.get("SPECJAX_DATA", "../shared/data"))
     target, rows = continued(config, data_dir) if "target" in config else prepare(config, data_dir)
     if config.get("init_from"):
-        target = dataclasses.replace(target, params=build.best_params(config.init_from)[2]["target"])
+        target = dataclasses.replace(target, params=build.params_of(config.init_from, target)()["target"])
     options = config.objective.to_dict()
     make = build.lookup(PRETRAINING, options.pop("name"), "objective of pretraining")
     trainer = Trainer(

@@ -36,7 +36,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
     target = build.target_from_config(config.target)
     trainer = build.build_training(config, target, Path(os.environ.get("SPECJAX_DATA", "../shared/data")))
-    start = (lambda: build.best_params(config.init_from)[2]) if config.init_from else None
+    start = build.params_of(config.init_from, target) if config.init_from else None
     config_dict, workdir = config.to_dict(), _main.workdir()
     with (
         progress("training", trainer.config.steps) as report,

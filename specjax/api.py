@@ -384,8 +384,8 @@ def train(
 
     Raises:
         FileNotFoundError: config, text or store is missing.
-        ValueError: an option is unknown or out of range, or the directory belongs to another config, target or
-            tokenizer.
+        ValueError: an option is unknown or out of range, or the directory belongs to another config, target,
+            tokenizer or data.
         FloatingPointError: a loss or gradient is not finite.
     """
     if isinstance(config, str | Path):
@@ -395,7 +395,7 @@ def train(
     target = build.target_from_config(config.target)
     trainer = build.build_training(config, target, Path(data))
     source = config.get("init_from", "")
-    start = (lambda: build.best_params(source)[2]) if source else None
+    start = build.params_of(source, target) if source else None
     trainer.run(epath.Path(workdir), config.to_dict(), init=start, report=report)
     build.export_drafter(config, target, trainer, epath.Path(workdir))
     return load_drafter(str(workdir), target)

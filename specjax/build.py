@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import numbers
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from specjax.training import (
     TrainerConfig,
 )
 from specjax.training.data import answers_at, draft_vocabulary, most_frequent, text_rows
+from specjax.training.identity import target_identity
 from specjax.training.objectives.registry import OBJECTIVES
 from specjax.training.online import online_taps
 from specjax.training.user_data import DatasetConfig, DatasetRows, dataset_rows
@@ -262,6 +264,35 @@ def best_params(run: str | epath.Path) -> tuple[int, dict[str, float], Any]:
     return run_params(directory.checkpoints, directory.config()["train"]["best"])
 
 
+def params_of(run: str | epath.Path, target: Target) -> Callable[[], Any]:
+    """The best parameters of another run, to start from; read when called, which a resumed run has no need of.
+
+    Whom they were made for is looked up at once. A run of an older version that has no record of it is said so of, and
+    taken.
+
+    Raises:
+        ValueError: they were trained for another architecture or tokenizer; names what differs.
+    """
+    directory = RunDirectory(run)
+    theirs, mine = directory.made_for(), target_identity(target)
+    wanted = ("target_config", "tokenizer")
+    differ = [key for key in wanted if key in theirs and theirs[key] != mine[key]]
+    if differ:
+        lines = "; ".join(f"{key}: that run has {theirs[key]!r}, here {mine[key]!r}" for key in differ)
+        raise ValueError(
+            f"init_from={str(run)!r} is a run for another target, {theirs.get('target')!r}, not for {target.name!r} "
+            f"({lines}): give a run that trained for this one, or leave init_from empty"
+        )
+    unknown = [key for key in wanted if key not in theirs]
+    if unknown and directory.path.exists():
+        warnings.warn(
+            f"init_from={str(run)!r} has no record of the target that it was trained for ({', '.join(unknown)}; older "
+            "versions wrote none): whether its parameters belong to this one is not checked",
+            stacklevel=2,
+        )
+    return lambda: best_params(run)[2]
+
+
 def export_drafter(config: ml_collections.ConfigDict, target: Target, trainer: Trainer, run: str | epath.Path) -> int:
     """Writes the best checkpoint of a run as a drafter, to `drafter/` within it; for one of several processes alone.
 
@@ -342,6 +373,7 @@ __all__ = [
     "make_loop",
     "make_rule",
     "override",
+    "params_of",
     "place_target",
     "placement_from_config",
     "regeneration_loop",

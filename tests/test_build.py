@@ -1,11 +1,15 @@
 """Names, options and overrides that mean nothing are refused, and what would have meant something is said."""
 
+import json
+import warnings
+
 import pytest
 
 import specjax
 from specjax import build
 from specjax.drafting import PromptLookup
 from specjax.testing import tiny_target
+from specjax.training.identity import target_identity
 
 QUICKSTART = "configs/quickstart.py"
 
@@ -13,6 +17,37 @@ QUICKSTART = "configs/quickstart.py"
 @pytest.fixture(scope="module")
 def target():
     return tiny_target(layers=1, width=16)
+
+
+def other_run(folder, **made_for):
+    """A run directory as far as its record."""
+    folder.mkdir()
+    (folder / "target.json").write_text(json.dumps(made_for))
+    return folder
+
+
+def test_parameters_of_a_run_for_another_target_are_refused(target, tmp_path):
+    mine = target_identity(target)
+    theirs = mine | {"target": "theirs", "tokenizer": "78", "chat_template": "other"}
+    run = other_run(tmp_path / "run", **theirs)
+    says = f"'theirs', not for {target.name!r} .tokenizer: that run has '78', here '{mine['tokenizer']}'.: give a run"
+    with pytest.raises(ValueError, match=says):
+        build.params_of(str(run), target)
+    run = other_run(tmp_path / "deep", **mine | {"target_config": "9"})
+    with pytest.raises(ValueError, match=f"target_config: that run has '9', here '{target.config_hash}'"):
+        build.params_of(run, target)
+
+
+def test_parameters_whose_target_is_not_known_are_taken_and_said_so(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "best_params", lambda run: (1, {}, f"of {run.name}"))
+    with pytest.warns(UserWarning, match="has no record of the target .* .target_config, tokenizer; older versions"):
+        assert build.params_of(other_run(tmp_path / "old"), target)() == "of old"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same = other_run(tmp_path / "same", **target_identity(target) | {"target": "elsewhere"})
+        assert build.params_of(same, target)() == "of same"
+        # A run goes on without the one it began from.
+        build.params_of(tmp_path / "removed", target)
 
 
 def halved(target, num_nodes=3):
