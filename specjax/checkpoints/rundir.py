@@ -23,6 +23,11 @@ class RunDirectory:
         self.path = epath.Path(path)
 
     @property
+    def claimed(self) -> bool:
+        """Whether it belongs to a config."""
+        return (self.path / CONFIG).exists()
+
+    @property
     def checkpoints(self) -> epath.Path:
         """Where checkpoints lie."""
         return self.path / CHECKPOINTS
@@ -52,7 +57,7 @@ class RunDirectory:
         mine = json.loads(json.dumps(config))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if not (self.path / CONFIG).exists():
+            if not self.claimed:
                 self._record(made_for or {})  # First: where there is a config, there is all.
                 write_whole(self.path / CONFIG, json.dumps(mine, indent=2, sort_keys=True) + "\n")
                 return
@@ -105,7 +110,7 @@ class RunDirectory:
         Raises:
             FileNotFoundError: it is no run directory.
         """
-        if not (self.path / CONFIG).exists():
+        if not self.claimed:
             raise FileNotFoundError(f"{self.path} is no run directory: it has no {CONFIG}")
         return json.loads((self.path / CONFIG).read_text())
 

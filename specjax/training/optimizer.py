@@ -69,6 +69,11 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
     return optax.join_schedules([rise, main], [config.warmup])
 
 
+def ends_at_0(config: OptimizerConfig) -> bool:
+    """Whether nothing is learnt any more after the schedule's last step."""
+    return config.schedule != "constant" and config.final_fraction == 0
+
+
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """The transformation that `config` describes."""
     adamw = optax.adamw(

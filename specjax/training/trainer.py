@@ -25,7 +25,7 @@ from specjax.training.data import Batch
 from specjax.training.feed import Source
 from specjax.training.identity import data_identity, target_identity
 from specjax.training.objectives.base import Objective
-from specjax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from specjax.training.optimizer import OptimizerConfig, ends_at_0, make_optimizer, make_schedule
 from specjax.training.pace import Pace, StepFlops, peak_flops, step_flops
 from specjax.training.profiling import StepTrace
 from specjax.training.step import Statics, TrainState, evaluate, update
@@ -104,6 +104,9 @@ class Trainer:
         placement: where arrays lie; None for one device. Under it, target parameters and tables are on the mesh.
         online: layer inputs that the target computes in the step, beside its final hidden state, where the rows are
             text alone; None where the rows hold what the objective needs.
+
+    Raises:
+        ValueError: the learning rate is 0 before the run is at its end.
     """
 
     target: Target
@@ -115,6 +118,15 @@ class Trainer:
     held_out: Mapping[str, Source]
     placement: Placement | None = None
     online: tuple[Tap, ...] | None = None
+
+    def __post_init__(self) -> None:
+        o, steps = self.optimizer, self.config.steps
+        if steps > o.steps and ends_at_0(o):
+            raise ValueError(
+                f"train.steps={steps}, but the {o.schedule} schedule comes down to a learning rate of 0 at "
+                f"optimizer.steps={o.steps}, and nothing more would be learnt: set optimizer.steps={steps}, or, for a "
+                "new run, optimizer.schedule='constant'"
+            )
 
     def init(self, params: Any | None = None) -> TrainState:
         """The state at step 0; `params` replaces the objective's own start."""
@@ -195,10 +207,15 @@ class Trainer:
         run = RunDirectory(workdir)
         if jax.process_index() == 0:
             made_for = target_identity(self.target) | data_identity(self.train.rows, self.tables)
-            run.claim(config, free=FREE, made_for=made_for)
+            run.claim(config, free=self._free(run), made_for=made_for)
         checkpoints = Checkpoints(run.checkpoints, self.config.best)
         with self.placement.active() if self.placement is not None else contextlib.nullcontext():
             return self._run(run, checkpoints, init, sinks, report, stop)
+
+    def _free(self, run: RunDirectory) -> tuple[str, ...]:
+        """Fields that may differ: also the end of the schedule, for a run that goes on beyond it."""
+        planned = run.config().get("optimizer", {}).get("steps", math.inf) if run.claimed else math.inf
+        return (*FREE, "optimizer.steps") if self.config.steps > planned else FREE
 
     def _run(
         self,

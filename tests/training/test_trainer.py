@@ -35,7 +35,7 @@ def trainer(target, **changes):
         target=target,
         objective=LanguageModel(common.student(target)),
         tables={"vocab": jnp.asarray(common.vocabulary())},
-        optimizer=OptimizerConfig(learning_rate=1e-2, steps=20, warmup=1),
+        optimizer=OptimizerConfig(learning_rate=1e-2, steps=max(20, settings["steps"]), warmup=1),
         config=TrainerConfig(**settings),
         train=TextRows(lay_out(rows[2:], 96)),
         held_out={"held": TextRows(lay_out(rows[:2], 96))},
@@ -166,6 +166,36 @@ def test_a_run_whose_data_grew_is_refused_in_one_error(target, tmp_path):
     assert lines[-1].startswith("give another --workdir, or, to resume it, ") and "data as it was" in lines[-1]
     with pytest.raises(Stopped):  # A store cut to what it was.
         trainer(target).run(tmp_path, {**CONFIG, "data": {"max_shards": 3}}, init=start)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_schedule_that_ends_at_0_before_the_run_is_named(target, schedule):
+    made, longer = trainer(target), dataclasses.replace(trainer(target).config, steps=30)
+    optimizer = dataclasses.replace(made.optimizer, schedule=schedule)
+    with pytest.raises(ValueError, match=f"train.steps=30, .*the {schedule} schedule .*optimizer.steps=20") as error:
+        dataclasses.replace(made, optimizer=optimizer, config=longer)
+    assert "set optimizer.steps=30" in str(error.value) and "\n" not in str(error.value)
+    for some in ({"steps": 30}, {"schedule": "constant"}, {"final_fraction": 0.1}):
+        dataclasses.replace(made, optimizer=dataclasses.replace(optimizer, **some), config=longer)
+
+
+def test_a_run_that_goes_on_beyond_its_schedule_may_stretch_it_and_no_other(target, tmp_path):
+    class Stopped(Exception):
+        pass
+
+    def start():
+        raise Stopped
+
+    def run(steps, schedule):
+        config = {**CONFIG, "train": {"steps": steps}, "optimizer": {"steps": schedule}}
+        trainer(target, steps=steps).run(tmp_path, config, init=start)
+
+    with pytest.raises(Stopped):
+        run(20, 20)
+    with pytest.raises(ValueError, match="optimizer.steps: run has 20, now 40"):
+        run(20, 40)
+    with pytest.raises(Stopped):
+        run(40, 40)
 
 
 def test_training_learns(target):
