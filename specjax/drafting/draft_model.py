@@ -39,7 +39,8 @@ class DraftModel:
     """A chain from a decoder of its own.
 
     The first pass of a step feeds the last two committed tokens: after a fully accepted chain the cache lacks the
-    last drafted one, otherwise the rewrite changes nothing. One shape serves both.
+    last drafted one, otherwise the rewrite changes nothing. One shape serves both. Where the accepted path may be
+    another drafter's, as in an ensemble, it feeds as many tokens as a step may have committed, over its own.
 
     Attributes:
         config: the draft network; `head_size` below the target's vocabulary means a reduced draft vocabulary, whose
@@ -48,6 +49,8 @@ class DraftModel:
         temperature: times the request's own gives the draft's temperature, above temperature 0. The recorded law is
             the one drawn from, so that verification stays exact; acceptance is highest where the laws are closest.
         shares: parameter groups taken from the target by reference (`embed`).
+        window: committed tokens that the first pass of a step feeds; one more than the longest path that another
+            drafter may have drafted.
     """
 
     config: ModelConfig
@@ -56,12 +59,15 @@ class DraftModel:
     shares: tuple[str, ...] = ()
     taps: tuple[Tap, ...] = ()
     num_probes: int = 0
+    window: int = 2
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
             raise ValueError(f"num_nodes={self.num_nodes}; a draft model drafts at least 1 token")
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} of a draft model; expected a factor above 0")
+        if self.window < 2:
+            raise ValueError(f"window={self.window} of a draft model; expected at least 2 tokens, the root among them")
 
     @property
     def depth(self) -> int:
@@ -125,32 +131,38 @@ class DraftModel:
         context: Context,
         keys: Keys,
     ) -> tuple[Draft, DraftModelState, KVCache]:
-        """gamma passes: one over the last two committed tokens, then one a drafted token."""
+        """gamma passes: one over the last committed tokens, then one a drafted token."""
         network = self.network(params, target)
         vocab = tables.get("vocab")
 
         # What was drafted so far, in draft ids: penalties count it.
         picks = jnp.zeros((context.tokens.shape[0], self.num_nodes), jnp.int32)
 
-        def draw(
-            own: KVCache, picks: jax.Array, tokens_bt: jax.Array, start_b: jax.Array, slot: jax.Array | int
-        ) -> tuple[Any, ...]:
+        def run(own: KVCache, tokens_bt: jax.Array, start_b: jax.Array) -> tuple[jax.Array, KVCache]:
             out, own = network.cached(tokens_bt, own, causal_view(start_b, tokens_bt.shape[1]), taps=("normed",))
+            return out.taps["normed"], own
+
+        def draw(normed_b1d: jax.Array, picks: jax.Array, slot: jax.Array | int) -> tuple[Any, ...]:
             so_far = jnp.broadcast_to(jnp.arange(self.num_nodes) < slot, (*picks.shape[:1], 1, self.num_nodes))
-            raw = network.logits(out.taps["normed"][:, -1:])
-            logits = context.process(raw, picks, so_far, vocab)[:, 0]
+            logits = context.process(network.logits(normed_b1d), picks, so_far, vocab)[:, 0]
             if context.sampling.greedy:
                 law, pick = None, jnp.argmax(logits, -1).astype(jnp.int32)
             else:
                 law = log_law(logits / self.temperature, context.sampling)
                 pick = keys.sample(DRAFT, slot, law)
-            return own, picks.at[:, slot].set(pick), pick if vocab is None else vocab[pick], law
+            return picks.at[:, slot].set(pick), pick if vocab is None else vocab[pick], law
 
-        own, picks, first, first_law = draw(state.cache, picks, context.last(2), context.length - 2, 0)
+        # A text shorter than the window begins within it; what follows the root there is overwritten before it is read.
+        start = jnp.maximum(context.length - self.window, 0)
+        fed = jnp.take_along_axis(context.tokens, start[:, None] + jnp.arange(self.window), axis=1)
+        normed, own = run(state.cache, fed, start)
+        root = jnp.take_along_axis(normed, (context.length - 1 - start)[:, None, None], axis=1)
+        picks, first, first_law = draw(root, picks, 0)
 
         def body(carry: tuple[KVCache, jax.Array, jax.Array], slot: jax.Array) -> tuple[Any, Any]:
             own, picks, token = carry
-            own, picks, token, law = draw(own, picks, token[:, None], context.length + slot - 1, slot)
+            normed, own = run(own, token[:, None], context.length + slot - 1)
+            picks, token, law = draw(normed, picks, slot)
             return (own, picks, token), (token, law)
 
         (own, _, _), (tokens, laws) = jax.lax.scan(body, (own, picks, first), jnp.arange(1, self.num_nodes))
@@ -170,6 +182,6 @@ class DraftModel:
         scores: Scores,
         verdict: Verdict,
     ) -> DraftModelState:
-        """Nothing to do: the next step feeds the last two committed tokens, wherever they stand."""
+        """Nothing to do: the next step feeds the last committed tokens, wherever they stand."""
         del params, tables, target, context, draft, scores, verdict
         return state

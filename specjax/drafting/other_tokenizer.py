@@ -19,6 +19,7 @@ from flax import nnx
 
 from specjax.checkpoints.drafters import target_head
 from specjax.decoding import Context, Draft, Keys, Kind, Sampling, Scores, Verdict
+from specjax.decoding.loop import emitted_block
 from specjax.decoding.sampling import DRAFT, log_law
 from specjax.decoding.tree import chain
 from specjax.models import (
@@ -46,6 +47,7 @@ class StreamState:
         length: `[B]` int32 ids in the stream. It counts on where the room ends; such rows draft nothing.
         seen: `[B]` int32 target tokens that are in it.
         fed: `[B]` int32 ids whose cache entries are final.
+        drafted: `[B, N]` int32 target ids of the last draft: behind `length` the cache holds their spelling.
     """
 
     cache: KVCache
@@ -53,6 +55,7 @@ class StreamState:
     length: jax.Array
     seen: jax.Array
     fed: jax.Array
+    drafted: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +117,8 @@ class OtherTokenizer:
         # Passes over a prompt take as many ids as a chunk has tokens, which is at most the capacity.
         cache = init_cache(self.config, batch, max(room, capacity) + self.num_nodes)
         none = jnp.zeros((batch,), jnp.int32)
-        return StreamState(cache, jnp.zeros((batch, room), jnp.int32), none, none, none)
+        drafted = jnp.full((batch, self.num_nodes), -1, jnp.int32)
+        return StreamState(cache, jnp.zeros((batch, room), jnp.int32), none, none, none, drafted)
 
     def extend(
         self,
@@ -179,7 +183,7 @@ class OtherTokenizer:
         draft = chain(tables["vocab"][picks], laws=laws, vocab=tables["vocab"])
         fits = state.length <= room
         draft = dataclasses.replace(draft, valid=jnp.broadcast_to(fits[:, None], picks.shape))
-        return draft, dataclasses.replace(state, cache=own), cache
+        return draft, dataclasses.replace(state, cache=own, drafted=draft.tokens), cache
 
     def commit(
         self,
@@ -192,9 +196,15 @@ class OtherTokenizer:
         scores: Scores,
         verdict: Verdict,
     ) -> StreamState:
-        """The accepted tokens are in the cache already, all but the last one drafted: it was never read."""
-        del params, tables, target, context, draft, scores
-        return dataclasses.replace(state, fed=state.length + jnp.minimum(verdict.num_accepted, self.num_nodes - 1))
+        """Accepted tokens of its own are in the cache already, all but the last one drafted: it was never read.
+
+        In an ensemble the accepted path may leave this draft; what follows there is read anew.
+        """
+        del params, tables, target, context, scores
+        block_bn = emitted_block(draft, verdict)[:, : self.num_nodes]
+        accepted = jnp.arange(self.num_nodes) < verdict.num_accepted[:, None]
+        own_b = jnp.cumprod(accepted & (block_bn == state.drafted), axis=1).sum(1)
+        return dataclasses.replace(state, fed=state.length + jnp.minimum(own_b, self.num_nodes - 1))
 
 
 def append(state: StreamState, tables: Any, tokens_bt: jax.Array, valid_bt: jax.Array) -> StreamState:

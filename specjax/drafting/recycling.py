@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import heapq
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.struct
 import jax
@@ -50,6 +50,7 @@ class Recycling:
     candidates: int = 8
     taps: tuple[Tap, ...] = ()
     num_probes: int = 0
+    any_context: ClassVar[bool] = True  # The table is of tokens, not of places in the text.
 
     def __post_init__(self) -> None:
         if not 1 <= self.candidates <= len(RANK_SHARES):

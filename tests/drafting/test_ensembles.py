@@ -17,7 +17,7 @@ from specjax.build import Drafting, make_drafter
 from specjax.decoding import Draft, Keys, draft_passes, make_sampling
 from specjax.decoding.sampling import DRAFT
 from specjax.decoding.tree import chain
-from specjax.drafting import DraftModel, PromptLookup
+from specjax.drafting import Adaptive, DraftModel, Kangaroo, PromptLookup
 from specjax.drafting.ensemble import (
     EnsembleMixture,
     EnsembleProxy,
@@ -32,11 +32,13 @@ from specjax.drafting.ensemble.mixture import acceptance_gradient, mix
 from specjax.drafting.ensemble.proxy import pick
 from specjax.drafting.ensemble.union import join, merge_prefixes
 from specjax.drafting.ensemble.vote import vote
-from specjax.models import ModelConfig, RopeConfig, graph, init_decoder, merge
+from specjax.models import ModelConfig, RopeConfig, causal_view, graph, init_cache, init_decoder, merge
+from specjax.models.kangaroo import kangaroo_config
 from specjax.testing import contract, tiny_target
 from specjax.testing.markov import markov_config, markov_graph, markov_params, random_law
 from specjax.verification import OneHot, Recursive
 from tests.contract.stubs import FeatureTree, JacobiWindow
+from tests.drafting import common
 
 VOCAB = 13
 MAKERS = {
@@ -213,6 +215,55 @@ def test_members_that_draw_with_the_same_keys_are_caught() -> None:
     assert contract.law_p_value(*same(EnsembleUnion), Recursive, draws=1 << 14) > 1e-6
     faulty = same(lambda members: EnsembleUnion(OneUniformForAll(members.entries)))
     assert contract.law_p_value(*faulty, Recursive, draws=1 << 14) < 1e-6
+
+
+# ---- What members keep ----
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        EnsembleUnion,
+        pytest.param(functools.partial(EnsembleProxy, num_nodes=4), marks=pytest.mark.slow),
+        pytest.param(functools.partial(EnsembleVote, num_nodes=4, run=4), marks=pytest.mark.slow),
+    ],
+    ids=["union", "proxy", "vote_on_runs"],
+)
+def test_a_draft_model_reads_what_was_accepted_of_others(make: Any) -> None:
+    """The cache of a member that is seldom right is that of a fresh pass over the text that the other one wrote."""
+    draft = DraftModel(config(), num_nodes=4)
+    bad = init_decoder(config(), jax.random.key(9))
+    members, params, tables = assemble([draft, draft], [target()[1], bad], [{}, {}], stacked=False)
+    drafter = make(members)
+    sub = contract.Subject(*target(), drafter, params, drafter.tables(tables))
+    loop, weights = sub.loop(Recursive)
+    requests = [dataclasses.replace(r, max_new_tokens=60) for r in contract.random_requests(VOCAB, 3, seed=2)]
+    state = decoding.prefill(loop, weights, requests, context=contract.CONTEXT, seed=0, buffer=contract.BUFFER)
+    state = loop.run(weights, state, jnp.int32(4))
+    held = np.array(state.length)  # the next step begins with the token before
+    state = loop.run(weights, state, jnp.int32(1))
+    assert (np.array(state.statistics.accepted)[:, 4] > 2).all(), "the other member was meant to be right"
+    states = state.drafter if make is EnsembleUnion else state.drafter.members
+    tokens, start = state.tokens[:, : int(held.max())], jnp.zeros(3, jnp.int32)
+    _, fresh = merge(graph(config())[0], bad).cached(
+        tokens, init_cache(config(), 3, contract.BUFFER), causal_view(start, tokens.shape[1])
+    )
+    for row, n in enumerate(held):
+        for name in ("k", "v"):
+            mine, theirs = (np.asarray(getattr(c.layers[0], name))[row, :n] for c in (states[1].cache, fresh))
+            np.testing.assert_allclose(mine, theirs, atol=1e-4)
+
+
+def test_members_that_keep_their_own_paths_are_refused() -> None:
+    lookup, draft = PromptLookup(num_nodes=3), DraftModel(config(), num_nodes=3)
+    kangaroo = Kangaroo(kangaroo_config(common.config(2), 1), 3)
+    with pytest.raises(ValueError, match="member Kangaroo, whose adapter's cache holds its own draft"):
+        Members((lookup, kangaroo))
+    with pytest.raises(ValueError, match="member Adaptive, over DraftModel, whose state would miss"):
+        Members((lookup, Adaptive(draft, (0, 3))))
+    with pytest.raises(ValueError, match="member EnsembleMixture, an ensemble around DraftModel"):
+        Members((lookup, EnsembleMixture(Members((lookup, draft)))))
+    Members((lookup, Adaptive(lookup, (0, 3)), EnsembleMixture(Members((lookup, lookup)))))
 
 
 # ---- Each method's arithmetic ----

@@ -16,7 +16,10 @@ from tokenizers import Tokenizer as Backend
 from specjax.checkpoints.directory import save_target
 from specjax.checkpoints.llama2c import read_tokenizer
 from specjax.checkpoints.vocabularies import BYTE, CONTROL, NORMAL, UNKNOWN, byte_level_bpe, sentencepiece_bpe
-from specjax.decoding import Completion, prefill
+from specjax.decoding import Completion, Verdict, prefill
+from specjax.decoding.tree import chain
+from specjax.drafting import PromptLookup
+from specjax.drafting.ensemble import EnsembleUnion, Members
 from specjax.drafting.other_tokenizer import OtherTokenizer, restrict
 from specjax.drafting.registry import DRAFTERS
 from specjax.drafting.token_map import TokenMap, map_tokens
@@ -191,6 +194,24 @@ def test_the_stream_is_the_text_spelt_and_the_cache_that_of_a_fresh_pass() -> No
     for mine, theirs in zip(own.cache.layers, fresh.layers, strict=True):
         np.testing.assert_allclose(mine.k[:, :20], theirs.k[:, :20], atol=1e-4)
         np.testing.assert_allclose(mine.v[:, :20], theirs.v[:, :20], atol=1e-4)
+
+
+def test_what_was_accepted_of_another_draft_is_read_anew() -> None:
+    """Of an ensemble's path only the beginning that it drafted itself is in the cache."""
+    drafter = OtherTokenizer(restrict_shapes(common.VOCAB), 3)
+    state = drafter.init_state({}, {}, None, 4, 32)
+    state = state.replace(length=jnp.full((4,), 10), drafted=jnp.broadcast_to(jnp.asarray([1, 2, 3]), (4, 3)))
+    # Paths 1 2 3, 1 4, 5 6 7 and 1 2 in a tree of the draft's chain and two others.
+    tokens = jnp.broadcast_to(jnp.asarray([1, 2, 3, 4, 5, 6, 7], jnp.int32), (4, 7))
+    tree = dataclasses.replace(chain(tokens, laws=None), is_chain=False)
+    path = jnp.asarray([[0, 1, 2], [0, 3, -1], [4, 5, 6], [0, 1, -1]], jnp.int32)
+    count = (path >= 0).sum(1)
+    verdict = Verdict(path, count, jnp.full((4,), 2), jnp.zeros(path.shape), jnp.full((4,), -1))
+    state = drafter.commit({}, {}, None, state, None, tree, None, verdict)
+    assert state.fed.tolist() == [12, 11, 10, 12]
+    union = [PromptLookup(num_nodes=4), drafter]
+    with pytest.raises(ValueError, match="OtherTokenizer spells at most 3 accepted tokens a step, but .* 4 deep"):
+        EnsembleUnion(Members(tuple(union)))
 
 
 @pytest.mark.slow

@@ -15,7 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding import Context, Draft, Drafter, Keys, Kind, Sampling, Scores, Verdict, draft_passes
+from specjax.drafting.adaptive import Adaptive
+from specjax.drafting.any_context import any_context
 from specjax.drafting.draft_model import DraftModel
+from specjax.drafting.kangaroo import Kangaroo
+from specjax.drafting.other_tokenizer import OtherTokenizer
 from specjax.models import Decoder, KVCache, Tap
 
 # Folded into a request's key for its members: no position reaches so far, so no key is used twice.
@@ -56,6 +60,7 @@ class Members:
                     f"member {_name(drafter)} sends {drafter.num_probes} probes with the target's pass, which belong "
                     "to a draft of its own; a member must draft without probes"
                 )
+            _check_other_paths(drafter)
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
@@ -96,17 +101,39 @@ class Members:
 
         return Members(tuple(resize(entry) for entry in self.entries))
 
+    def reading(self, window: int) -> Members:
+        """The same members; draft models feed so many committed tokens first, over those of theirs that were rejected.
+
+        Args:
+            window: one more than the longest path that another member may have drafted.
+        """
+
+        def widen(entry: Drafter | Stack) -> Drafter | Stack:
+            drafter = _one(entry)
+            if not isinstance(drafter, DraftModel):
+                return entry
+            wider = dataclasses.replace(drafter, window=max(window, drafter.window))
+            return Stack(wider, entry.count) if isinstance(entry, Stack) else wider
+
+        return Members(tuple(widen(entry) for entry in self.entries))
+
     def check_depth(self, depth: int) -> None:
         """Refuses members that could not take in a path as long as the ensemble's.
 
         Raises:
-            ValueError: a member that reads the target's activations drafts less deep; it holds room for its own depth.
+            ValueError: a member that reads the target's activations, or spells the text anew, drafts less deep; it
+                holds room for its own depth.
         """
         for drafter in self.drafters:
             if drafter.taps and drafter.depth != depth:
                 raise ValueError(
                     f"member {_name(drafter)} reads the target's activations along at most {drafter.depth} tokens, but "
                     f"the ensemble drafts {depth} deep; give the members one depth"
+                )
+            if isinstance(drafter, OtherTokenizer) and drafter.depth != depth:
+                raise ValueError(
+                    f"member {_name(drafter)} spells at most {drafter.depth} accepted tokens a step, but the ensemble "
+                    f"drafts {depth} deep; give the members one depth"
                 )
 
     def check_lockstep(self) -> None:
@@ -209,7 +236,7 @@ class Members:
 
         def one(entry: Drafter | Stack, params: Any, tables: Any, state: Any) -> Any:
             if isinstance(entry, Stack):
-                return state  # A draft model has nothing to take in.
+                return state  # A draft model has nothing to take in: it feeds its window in the next step.
             return entry.commit(params, tables, target, state, context, draft, scores, verdict)
 
         return tuple(one(*each) for each in zip(self.entries, params, tables, state, strict=True))
@@ -279,6 +306,20 @@ def fold(keys: Keys, index: int) -> Keys:
         return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(data), _OWN + index))
 
     return dataclasses.replace(keys, request=jax.vmap(one)(keys.request))
+
+
+def _check_other_paths(drafter: Drafter) -> None:
+    """Refuses what would keep its own rejected tokens where another member's were accepted."""
+    why = None
+    if isinstance(drafter, Kangaroo):
+        why = "whose adapter's cache holds its own draft, whichever member's tokens are accepted"
+    elif isinstance(drafter, Adaptive) and not any_context(drafter.inner):
+        why = f"over {_name(drafter.inner)}, whose state would miss what others draft while it rests"
+    elif isinstance(nested := getattr(drafter, "members", None), Members):
+        own = [_name(d) for d in nested.drafters if isinstance(d, DraftModel | OtherTokenizer)]
+        why = f"an ensemble around {own[0]}, which counts on paths of that ensemble only" if own else None
+    if why:
+        raise ValueError(f"member {_name(drafter)}, {why}; use it alone")
 
 
 def _propose_stacked(

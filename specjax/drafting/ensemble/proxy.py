@@ -191,7 +191,7 @@ class EnsembleProxy:
 
     @property
     def _sized(self) -> Members:
-        return self.members.resized(self.num_nodes)
+        return self.members.resized(self.num_nodes).reading(self.num_nodes + 1)
 
     def _early_exit(
         self, target: Decoder, cache: KVCache, drafts: list[Draft], context: Context, worth_bj: jax.Array

@@ -94,7 +94,8 @@ class EnsembleUnion:
         keys: Keys,
     ) -> tuple[Draft, Any, KVCache]:
         """All drafts, joined."""
-        drafts, state, cache = self.members.propose(params, tables["members"], target, cache, state, context, keys)
+        members = self.members.reading(self.depth + 1)
+        drafts, state, cache = members.propose(params, tables["members"], target, cache, state, context, keys)
         return merge_prefixes(join(drafts)), state, cache
 
     def commit(

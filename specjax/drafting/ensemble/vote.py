@@ -139,7 +139,8 @@ class EnsembleVote:
         keys: Keys,
     ) -> tuple[Draft, VoteState, KVCache]:
         """One vote a run."""
-        members = self.members.resized(self.run)
+        # The next run, or the next step, feeds the voted tokens over each member's own.
+        members = self.members.resized(self.run).reading(self.run + 1)
         accuracy_bj = (tables["accuracy"] * CONFIDENCE + state.hits) / (CONFIDENCE + state.trials)
         likeliest = dataclasses.replace(context.sampling, greedy=True)
 
