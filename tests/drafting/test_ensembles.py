@@ -17,7 +17,7 @@ from specjax.build import Drafting, make_drafter
 from specjax.decoding import Draft, Keys, draft_passes, make_sampling
 from specjax.decoding.sampling import DRAFT
 from specjax.decoding.tree import chain
-from specjax.drafting import Adaptive, DraftModel, Kangaroo, PromptLookup
+from specjax.drafting import Adaptive, DraftModel, Jacobi, Kangaroo, OtherTokenizer, PromptLookup, Recycling
 from specjax.drafting.ensemble import (
     EnsembleMixture,
     EnsembleProxy,
@@ -401,6 +401,15 @@ def test_members_with_probes_are_refused() -> None:
 def test_members_that_need_taps_cannot_vote() -> None:
     with pytest.raises(ValueError, match=r"FeatureTree reads the target's activations .* use ensemble_union"):
         EnsembleVote(Members((PromptLookup(), FeatureTree())))
+
+
+def test_members_that_cannot_continue_from_a_vote_are_refused() -> None:
+    lookup, other = PromptLookup(num_nodes=2), OtherTokenizer(config(), num_nodes=2)
+    for make, member in ((EnsembleVote, other), (EnsembleMixture, other), (EnsembleVote, Jacobi(num_nodes=2))):
+        with pytest.raises(ValueError, match=f"member {type(member).__name__} keeps a state that follows"):
+            make(Members((lookup, member)))
+    EnsembleVote(Members((lookup, Recycling(num_nodes=2), DraftModel(config()))))
+    EnsembleUnion(Members((lookup, other)))
 
 
 def test_members_that_need_taps_have_the_ensembles_depth() -> None:

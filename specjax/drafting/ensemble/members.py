@@ -140,13 +140,20 @@ class Members:
         """Refuses members that cannot continue from a token that is not committed.
 
         Raises:
-            ValueError: a member reads the target's activations, which exist for committed tokens only.
+            ValueError: a member reads the target's activations, which exist for committed tokens only, or keeps a
+                state that it could not take back.
         """
         for drafter in self.drafters:
             if drafter.taps:
                 raise ValueError(
                     f"member {_name(drafter)} reads the target's activations {drafter.taps}: it cannot continue from a "
                     "token that the ensemble chose; use ensemble_union or ensemble_proxy"
+                )
+            if not isinstance(drafter, DraftModel) and not any_context(drafter):
+                raise ValueError(
+                    f"member {_name(drafter)} keeps a state that follows the committed text: it cannot continue from a "
+                    "token that the ensemble chose. Use ensemble_union or ensemble_proxy; a drafter of your own whose "
+                    "state allows it inherits Stateless or declares any_context = True"
                 )
 
     def init_params(self, key: jax.Array, target: Decoder) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
