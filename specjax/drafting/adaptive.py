@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding import Context, Draft, Drafter, Keys, Kind, Sampling, Scores, Verdict, Widths, draft_passes
+from specjax.drafting.any_context import any_context
 from specjax.drafting.draft_model import DraftModel
 from specjax.models import Decoder, KVCache, Tap
 
@@ -56,7 +57,7 @@ class Adaptive:
 
     Attributes:
         inner: a drafter with a field `num_nodes` that reads no taps and makes no probes, and whose state does not
-            depend on `num_nodes`.
+            depend on `num_nodes`: a draft model, or one that `any_context` holds of.
         widths: 0 first, then growing; the last is the inner drafter's own.
         draft_cost: c, the time of drafting a token over that of a one-token target pass.
         pass_cost: what each further token adds to a target pass, over a one-token pass.
@@ -92,6 +93,12 @@ class Adaptive:
             raise ValueError(f"{name} reads taps or makes probes in every step, so its length cannot adapt")
         if "num_nodes" not in {field.name for field in dataclasses.fields(self.inner)}:  # type: ignore[arg-type]
             raise ValueError(f"{name} has no field num_nodes, so its length cannot adapt")
+        if not isinstance(self.inner, DraftModel) and not any_context(self.inner):
+            raise ValueError(
+                f"{name} keeps a state that would miss what is committed while nothing is drafted, so its length "
+                "cannot adapt; a drafter of your own whose state allows it inherits Stateless or declares "
+                "any_context = True"
+            )
         if min(self.draft_cost, self.pass_cost) < 0:
             raise ValueError(f"draft_cost={self.draft_cost} and pass_cost={self.pass_cost}; expected no negative cost")
         for key, value in (("decay", self.decay), ("prior", self.prior)):
@@ -149,7 +156,9 @@ class Adaptive:
             state = jax.eval_shape(lambda: drafter.init_state(params, tables, target, batch, capacity))
             return jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
-        if any(shapes(self._at(width)) != shapes(self.inner) for width in self.widths[1:-1]):
+        # Where there is no middle width, one beyond the last tells too.
+        whole, widths = shapes(self.inner), (*self.widths[1:-1], self.num_nodes + 1)
+        if jax.tree.leaves(whole) and any(shapes(self._at(width)) != whole for width in widths):
             name = type(self.inner).__name__
             raise ValueError(f"{name} keeps a state whose shape depends on num_nodes, so its length cannot adapt")
         weight = 4.0

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from specjax.decoding import Context, Draft, Keys, Kind, Sampling, Scores, Verdict, log_law
 from specjax.decoding.sampling import DRAFT
 from specjax.decoding.tree import chain
+from specjax.drafting.any_context import any_context
 from specjax.drafting.ensemble.members import Members, per_member
 from specjax.drafting.ensemble.vote import continued, proposed
 from specjax.models import Decoder, KVCache, Tap
@@ -64,6 +65,11 @@ class EnsembleMixture:
     def taps(self) -> tuple[Tap, ...]:
         """Members in lockstep read none."""
         return ()
+
+    @property
+    def any_context(self) -> bool:
+        """Whether it may be asked behind any text: its members may, and no weights are learned from step to step."""
+        return not self.learning_rate and all(any_context(drafter) for drafter in self.members.drafters)
 
     @property
     def depth(self) -> int:
