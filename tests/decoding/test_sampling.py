@@ -89,6 +89,14 @@ def test_draws_follow_the_law():
     np.testing.assert_allclose(counts, [0.5, 0.3, 0.2], atol=0.02)
 
 
+@pytest.mark.slow
+def test_the_law_of_a_long_tail_is_kept():
+    """Two million tokens of 5e-8 each beside one of 0.9: with noise of 23 bits that one is drawn with 0.98."""
+    law = jnp.full((1, 1 << 21), jnp.log(0.1 / ((1 << 21) - 1))).at[0, 7].set(jnp.log(0.9))
+    drawn = [int(draw(jax.random.key(i)[None], law)[0]) == 7 for i in range(128)]
+    assert abs(np.mean(drawn) - 0.9) < 0.05
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
