@@ -125,7 +125,8 @@ class Verdict:
         next_token: `[B]` int32, the token behind the accepted path (residual or bonus).
         overlap: `[B, D]` float32: sum of min(p, q) at each depth reached (p(x) for a fixed choice); NaN where the
             walk did not get to. Its mean is the acceptance rate alpha.
-        fault: `[B]` int32: -1, or the node (0 the root) whose logits are NaN or infinite.
+        fault: `[B]` int32: -1, or the first of root (0) and accepted nodes (node i is i + 1) whose logits are NaN or
+            infinite.
     """
 
     path: jax.Array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -150,10 +151,20 @@ def check_rule(
 
     Raises:
         AssertionError: names the case whose law differs (false alarms: one in a million).
+        ValueError: the rule declares itself exact for no kind of draft that could be tested, or for an unknown one.
     """
     rule = make_rule(DEPTH)
     found: dict[str, float] = {}
+    if unknown := sorted(rule.exact_for - set(get_args(Kind))):
+        raise ValueError(
+            f"{type(rule).__name__}.exact_for has {unknown[0]!r}; known kinds: {', '.join(get_args(Kind))}"
+        )
     make_draft, kinds = (chain_draft, CHAINS) if chains_only else (tree_draft, rule.exact_for)
+    if not rule.exact_for & kinds:
+        raise ValueError(
+            f"{type(rule).__name__}.exact_for is {sorted(rule.exact_for)}; expected at least one of "
+            f"{', '.join(sorted(kinds) or get_args(Kind))}, else nothing is tested"
+        )
     for kind in sorted(rule.exact_for & kinds):
         for name, rows in (("plain", plain), ("warped", warped)):
             tokens, _ = draw_sequences(rule, make_draft(kind), rows, draws=draws)

@@ -40,10 +40,10 @@ class Block:
         batch, gamma = draft.tokens.shape
         p_bmv = jnp.exp(log_law(scores.logits, sampling))
         if not gamma:
-            empty = jnp.zeros((batch, 0))
+            empty, path = jnp.zeros((batch, 0)), jnp.zeros((batch, 0), jnp.int32)
             next_token = keys.sample(RESIDUAL, 0, jnp.log(p_bmv[:, 0]))
             length = jnp.zeros((batch,), jnp.int32)
-            return Verdict(empty.astype(jnp.int32), length, next_token, empty, find_fault(draft, scores))
+            return Verdict(path, length, next_token, empty, find_fault(path, scores))
         q_bnv = _draft_laws(draft, p_bmv.shape[-1])
         p_bar = _prefix_worth(draft, p_bmv[:, :-1], q_bnv)
         drafted = jnp.cumprod(draft.valid, axis=1).sum(-1)  # rows may end their chain early
@@ -62,7 +62,7 @@ class Block:
         path = jnp.where(index[:-1] < length[:, None], index[:-1], -1).astype(jnp.int32)
         reached = (index[:-1] <= length[:, None]) & (index[:-1] < drafted[:, None])
         overlap = jnp.where(reached, jnp.minimum(p_bmv[:, :-1], q_bnv).sum(-1), jnp.nan)
-        return Verdict(path, length, next_token, overlap, find_fault(draft, scores))
+        return Verdict(path, length, next_token, overlap, find_fault(path, scores))
 
 
 def _draft_laws(draft: Draft, vocab: int) -> jax.Array:

@@ -31,7 +31,7 @@ def longest_match(draft: Draft, scores: Scores, choice_bm: jax.Array, overlap_bn
     num_accepted = (path >= 0).sum(-1).astype(jnp.int32)
     last = jnp.take_along_axis(jnp.concatenate([jnp.full((batch, 1), -1), path], axis=1), num_accepted[:, None], axis=1)
     next_token = jnp.take_along_axis(choice_bm, last + 1, axis=1)[:, 0]
-    return Verdict(path, num_accepted, next_token, overlap, find_fault(draft, scores))
+    return Verdict(path, num_accepted, next_token, overlap, find_fault(path, scores))
 
 
 def _chain(match_bn: jax.Array, valid_bn: jax.Array, overlap_bn: jax.Array) -> tuple[jax.Array, jax.Array]:

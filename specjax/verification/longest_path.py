@@ -40,12 +40,13 @@ def longest_path(
     best = paths.alive & (paths.depths == longest[:, None])
     slot = jnp.argmax(jnp.where(best, likelihood, -jnp.inf), axis=-1)
     path = paths.down_to(slot, depth)
+    accepted = jnp.maximum(path[:, 1:], -1)
     return Verdict(
-        path=jnp.maximum(path[:, 1:], -1),
+        path=accepted,
         num_accepted=longest,
         next_token=keys.sample(RESIDUAL, slot, pick(laws_bmv, slot)),
         overlap=_overlap(draft, laws_bmv, path[:, :-1]),
-        fault=find_fault(draft, scores),
+        fault=find_fault(accepted, scores),
     )
 
 

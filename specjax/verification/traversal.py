@@ -55,13 +55,14 @@ class Traversal:
         kept = jnp.argmin(jnp.where(passed, tour.rank, nodes + 1), axis=-1)  # in 0..N, 0 the root
         law = _law_left(draft, chances.entry, kept - 1, law_at)
         path = paths.down_to(kept, self.depth)
+        accepted = jnp.maximum(path[:, 1:], -1)
         shared = jnp.take_along_axis(chances.shared, jnp.maximum(path[:, :-1] + 1, 0), axis=1)
         return Verdict(
-            path=jnp.maximum(path[:, 1:], -1),
+            path=accepted,
             num_accepted=pick(paths.depths, kept),
             next_token=keys.sample(RESIDUAL, kept, jnp.log(law)),
             overlap=jnp.where(path[:, :-1] >= -1, shared, jnp.nan),
-            fault=find_fault(draft, scores),
+            fault=find_fault(accepted, scores),
         )
 
 

@@ -106,4 +106,4 @@ def walk_down(draft: Draft, scores: Scores, sampling: Sampling, keys: Keys, dept
     if draft.num_nodes:
         walk = jax.lax.while_loop(lambda w: jnp.any(w.child >= 0), body, walk)
     next_token = keys.sample(RESIDUAL, walk.node + 1, jnp.log(walk.p))
-    return Verdict(walk.path, walk.num_accepted, next_token, walk.overlap, find_fault(draft, scores))
+    return Verdict(walk.path, walk.num_accepted, next_token, walk.overlap, find_fault(walk.path, scores))

@@ -77,6 +77,18 @@ def test_output_law_on_a_million_draws(rule, chains, cases):
     assert len(laws.check_rule(rule, chains_only=chains)) == cases
 
 
+@pytest.mark.parametrize(
+    ("exact_for", "says"),
+    [
+        (frozenset(), r"exact_for is \[\]; expected at least one of"),
+        (frozenset("iid"), "exact_for has 'd'; known kinds"),
+    ],
+)
+def test_a_rule_that_declares_nothing_is_not_passed(exact_for, says):
+    with pytest.raises(ValueError, match=says):
+        laws.check_rule(lambda depth: Recursive(depth, exact_for))
+
+
 def raw_q(keys, sampling):
     """Drawn from the warped law, reported raw."""
     draft = tree_draft("iid")(keys, sampling)

@@ -17,6 +17,7 @@ from specjax.drafting import Autoregressive, PromptLookup
 from specjax.testing import laws
 from specjax.testing.laws import chain_draft, plain, step_keys, tree_draft
 from specjax.verification import Block, KSeq, Recursive, Threshold, Traversal
+from specjax.verification.faults import find_fault
 from specjax.verification.k_seq import smallest_rho
 from specjax.verification.registry import RULES, is_lossy
 
@@ -52,19 +53,24 @@ def test_impossible_token_is_rejected_even_when_the_uniform_is_zero(name, monkey
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_nan_logits_name_the_node(name):
+def test_logits_that_are_no_law_name_the_node(name):
+    """At the root and at accepted nodes: what was drafted and not taken ends no text that is sound without it."""
     rule, draft, scores, sampling, keys = make(name)
-    logits = scores.logits.at[1, 2, 3].set(jnp.nan).at[2, 0, 0].set(jnp.nan)
+    logits = scores.logits.at[0, 0, 0].set(jnp.nan).at[1, 0, 1].set(jnp.inf).at[2, 0].set(-jnp.inf)
     verdict = verify(rule, draft, scores.replace(logits=logits), sampling, keys)
-    assert np.asarray(verdict.fault).tolist() == [-1, 2, 0]
+    assert np.asarray(verdict.fault)[:3].tolist() == [0, 0, 0] and np.all(np.asarray(verdict.fault)[3:] == -1)
+    # Nothing that is drafted is possible: no node is reached, whatever its own logits are.
+    impossible = jnp.zeros((ROWS, laws.VOCAB), bool).at[jnp.arange(ROWS)[:, None], draft.tokens].set(True)
+    logits = jnp.where(impossible[:, None], -jnp.inf, scores.logits).at[:, 1:].set(jnp.nan)
+    verdict = verify(rule, draft, scores.replace(logits=logits), sampling, keys)
+    assert np.all(np.asarray(verdict.num_accepted) == 0) and np.all(np.asarray(verdict.fault) == -1)
 
 
-def test_a_fault_is_an_infinite_logit_too_but_not_one_of_an_invalid_node():
-    rule, draft, scores, sampling, keys = make("recursive")
-    logits = scores.logits.at[0, 3, 1].set(jnp.inf).at[1].set(-jnp.inf).at[2, 2, 3].set(jnp.nan)
-    draft = draft.replace(valid=draft.valid.at[2, 1].set(False))
-    verdict = verify(rule, draft, scores.replace(logits=logits), sampling, keys)
-    assert np.asarray(verdict.fault).tolist() == [3, 0, -1]
+def test_a_fault_is_looked_for_along_the_accepted_path():
+    logits = jnp.zeros((4, 4, 3)).at[0, 3, 1].set(jnp.inf).at[1, 2].set(-jnp.inf).at[2, 1, 0].set(jnp.nan)
+    scores = make("recursive")[2].replace(logits=logits)
+    path = jnp.asarray([[0, 2], [1, -1], [1, -1], [-1, -1]], jnp.int32)
+    assert find_fault(path, scores).tolist() == [3, 2, -1, -1]
 
 
 @pytest.mark.pitfall("vllm-ascend#2881")
