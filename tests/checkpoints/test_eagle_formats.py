@@ -117,6 +117,17 @@ def test_an_embedding_of_its_own_is_kept(tmp_path, target):
     assert head.shares == ("head",) and head.params["embed"]["embedding"].shape == (VOCAB, WIDTH)
 
 
+def test_a_map_of_the_whole_vocabulary_is_none(tmp_path, target):
+    whole = made({**EAGLE3, "lm_head.weight": (VOCAB, WIDTH)})
+    whole |= {"d2t": np.zeros(VOCAB, np.int64), "t2d": np.ones(VOCAB, bool)}
+    head = read_head(put(tmp_path / "in", whole, {**HF, "draft_vocab_size": VOCAB}), target)
+    assert not head.tables and head.config.head_size == VOCAB
+    write_head(tmp_path / "own", head, target, "specjax")
+    same(read_head(tmp_path / "own", target).params, head.params)
+    with pytest.raises(ValueError, match=f"d2t for {DRAFT} draft tokens, but config.json lacks draft_vocab_size"):
+        read_head(put(tmp_path / "lacks", made(EAGLE3), HF), target)
+
+
 @pytest.mark.parametrize("layout", ["eagle3", "speculators"])
 def test_eagle3_as_published(tmp_path, target, layout):
     head = read_head(eagle3(tmp_path / "in"), target)

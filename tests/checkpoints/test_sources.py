@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import torch
 from huggingface_hub import errors
 
 from specjax.checkpoints import from_directory, load_target, save_target, sources
+from specjax.checkpoints.formats import eagle, exchange, hydra, medusa, redrafter
 from specjax.checkpoints.safetensors import INDEX, SINGLE
 from tests.checkpoints import ggufs
 from tests.models import tiny
@@ -220,6 +222,20 @@ def test_hub_names_and_revisions(directory: Path, tmp_path: Path, monkeypatch: p
     assert load_target("org/model", cache_dir=tmp_path).name == "org/model"
     load_target("hf:org/model@v2", cache_dir=tmp_path)
     assert asked == [("org/model", None), ("org/model", "v2")]
+
+
+def test_heads_that_the_hub_has_as_pickles_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def fetch(repository: str, *, allow_patterns: list[str], **_: Any) -> str:
+        asked.extend(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    exchange.locate("org/head")
+    for files in (eagle.FILES, medusa.FILES, hydra.FILES, redrafter.FILES, ("config.json",)):
+        for name in files:
+            assert any(fnmatch.fnmatch(name, pattern) for pattern in asked), name
 
 
 def test_malformed_repository_names(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ WRITERS: dict[str, Callable[[epath.PathLike, SavedDrafter, Target], list[str]]] 
     "mtp-qwen3-next": partial(write_mtp, layout="qwen3_next"),
     "speculators": partial(write_eagle, layout="speculators"),
 }
+# What readers take besides safetensors and JSON, by torch's weights-only loader.
+PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt")
 # method -> the layout that most programs read
 USUAL = {"eagle": "eagle", "eagle3": "eagle3", "hydra": "hydra", "medusa": "medusa"}
 
@@ -94,5 +96,5 @@ def locate(source: str | epath.Path) -> epath.Path:
         return path
     text = str(source)
     if text.count("/") == 1 and not text.startswith((".", "/", "~")):
-        return from_hub(text, Path(CACHE).expanduser())
+        return from_hub(text, Path(CACHE).expanduser(), also=PICKLED)
     raise FileNotFoundError(f"no head at {text!r}: expected a zoo entry, a run directory, a head, or a hub id")

@@ -90,7 +90,9 @@ def read_medusa(path: epath.PathLike, target: Target) -> SavedDrafter:
             "blocks": {j: {"linear": linear(blocks[i, j], config.dtype)} for j in range(layers)},
             "lm_head": linear({"weight": product}, config.dtype),
         }
-    tables = {} if vocab is None else {"vocab": jnp.asarray(np.sort(vocab), jnp.int32)}
+    tables = {}
+    if vocab is not None and len(vocab) < target.config.vocab_size:  # a map of all tokens orders them, and no more
+        tables = {"vocab": jnp.asarray(np.sort(vocab), jnp.int32)}
     kept = {key: content[key] for key in CONFIG_KEYS if key in content}
     info = {"layout": layout, "file": file.name, "config": kept, "unused": sorted(unused)}
     return SavedDrafter("medusa", config, params, tables, (), info)

@@ -9,7 +9,8 @@ from etils import epath
 def read_vocabulary(
     file: epath.Path, tensors: dict[str, np.ndarray], draft_vocab: int | None, vocab_size: int
 ) -> np.ndarray | None:
-    """Takes `d2t` and `t2d` out of the tensors: sorted target ids `[Vd]`, None where the vocabularies agree.
+    """Takes `d2t` and `t2d` out of the tensors: sorted target ids `[Vd]`, None where the vocabularies agree (a
+    map of the whole vocabulary says so too).
 
     Raises:
         ValueError: the map is missing, holds absolute ids, does not rise, or disagrees with the mask.
@@ -19,13 +20,15 @@ def read_vocabulary(
         return None
     if d2t is None:
         raise ValueError(f"{file} has no d2t, but a draft vocabulary of {draft_vocab} of {vocab_size} tokens needs it")
+    if draft_vocab is None:
+        raise ValueError(f"{file} has d2t for {len(d2t)} draft tokens, but config.json lacks draft_vocab_size")
     if not np.issubdtype(d2t.dtype, np.integer) or d2t.shape != (draft_vocab,):
         raise ValueError(f"{file}: d2t is {d2t.dtype}{list(d2t.shape)}; expected int64[{draft_vocab}] offsets")
     ids, mask = np.arange(len(d2t)) + d2t.astype(np.int64), None if t2d is None else t2d.astype(bool)
     if mask is not None and mask.shape != (vocab_size,):
         raise ValueError(f"{file}: t2d has shape {list(mask.shape)}; expected [{vocab_size}], one entry a target token")
     if _fits(ids, mask, vocab_size):
-        return ids
+        return None if len(ids) == vocab_size else ids
     if _fits(d2t.astype(np.int64), mask, vocab_size):
         raise ValueError(
             f"{file}: d2t holds absolute ids; expected offsets, target id = i + d2t[i]: subtract arange({len(d2t)})"
