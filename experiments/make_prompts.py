@@ -11,8 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 import ml_collections
+from etils import epath
 
 from experiments import _main
+from specjax.checkpoints.rundir import write_whole
 from specjax.training.prompt_templates import template_prompts
 
 
@@ -21,12 +23,10 @@ def main(config: ml_collections.ConfigDict) -> None:
     base = Path(os.environ.get("SPECJAX_DATA", "."))
     texts = {name: (base / path).read_text() for name, path in config.texts.items()}
     prompts = template_prompts(texts, config.per_task, config.seed)
-    path = _main.workdir() / "prompts.jsonl"
+    path = epath.Path(_main.workdir()) / "prompts.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps({"source": p.source, "id": p.id, "prompt": p.text}) + "\n" for p in prompts)
-    whole = path.with_suffix(".part")
-    whole.write_text("".join(lines))
-    whole.replace(path)
+    write_whole(path, "".join(lines))
     for source, count in sorted(Counter(p.source for p in prompts).items()):
         print(f"{source}: {count}")
     print(f"{len(prompts)} prompts: {path}")

@@ -65,7 +65,7 @@ class RunDirectory:
             raise PermissionError(
                 f"the workdir {self.path} cannot be written ({error}): give another --workdir"
             ) from error
-        old, new, recorded = _flat(self.config()), _flat(mine), self.made_for()
+        old, new, recorded = flat(self.config()), flat(mine), self.made_for()
         known = {k for k in old.keys() | new.keys() if k not in free and not (k not in old and _off(new[k]))}
         lines = _differences(old, new, known)
         missing = [key for key in made_for or () if key not in recorded]
@@ -196,8 +196,9 @@ def _off(value: Any) -> bool:
     return value in (None, "", 0, False, [])
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping by dotted names, to say which field of two differs."""
+    found: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found

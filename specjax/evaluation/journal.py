@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from specjax.checkpoints.rundir import write_whole
+from specjax.checkpoints.rundir import flat, write_whole
 from specjax.decoding import Completion
 from specjax.evaluation.contenders import Timed
 
@@ -50,7 +50,7 @@ class Journal:
         self._folder = folder
         path = folder / "about.json"
         if path.exists() and len(self):
-            before, now = _flat(json.loads(path.read_text())), _flat(json.loads(json.dumps(about)))
+            before, now = flat(json.loads(path.read_text())), flat(json.loads(json.dumps(about)))
             if differing := sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k)):
                 raise ValueError(
                     f"{folder} holds the first part of a run that differs in {', '.join(differing)}: give another "
@@ -90,13 +90,6 @@ def fingerprint(arrays: Any) -> str:
             array = np.asarray(leaf)
             digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
     return digest.hexdigest()[:16]
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in nested.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
 
 
 _ARRAYS = ("accepted", "reached", "overlap")
