@@ -29,6 +29,7 @@ from specjax.models import Target
 FOREVER = 1 << 30
 BATCH = 8  # greedy texts that run together
 TOP = 32  # tokens of a next-token law that are cells of their own
+ROUNDINGS = 32  # of the logits, at random, that tell which tokens stand at the edge of a law's support
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,18 +134,65 @@ def next_law(teacher: Teacher, request: Request, context: Sequence[int]) -> np.n
         request: prompt and sampling parameters.
         context: the prompt's token ids, then what was emitted.
     """
+    return _warped(_processed_logits(teacher, request, context)[None], request)[0]
+
+
+def _processed_logits(teacher: Teacher, request: Request, context: Sequence[int]) -> np.ndarray:
     emitted = context[len(request.prompt) :]
-    logits = np.asarray(teacher.logits(context, (), 0), np.float64)
+    logits_v = np.asarray(teacher.logits(context, (), 0), np.float64)
     for token, value in request.logit_bias.items():
-        logits[token] += value
-    logits[list(request.suppress_tokens)] = -np.inf
+        logits_v[token] += value
+    logits_v[list(request.suppress_tokens)] = -np.inf
     for token in set(context):
-        logits[token] *= request.repetition_penalty if logits[token] < 0 else 1 / request.repetition_penalty
+        logits_v[token] *= request.repetition_penalty if logits_v[token] < 0 else 1 / request.repetition_penalty
     for token, times in Counter(emitted).items():
-        logits[token] -= request.frequency_penalty * times + request.presence_penalty
-    warps = make_sampling([request.temperature], [request.top_k], [request.top_p], [request.min_p])
-    law = np.exp(np.asarray(log_law(jnp.asarray(logits, jnp.float32)[None], warps), np.float64)[0])
-    return law / law.sum()
+        logits_v[token] -= request.frequency_penalty * times + request.presence_penalty
+    return logits_v
+
+
+def _warped(logits_nv: np.ndarray, request: Request) -> np.ndarray:
+    n = len(logits_nv)
+    warps = make_sampling([request.temperature] * n, [request.top_k] * n, [request.top_p] * n, [request.min_p] * n)
+    law_nv = np.exp(np.asarray(log_law(jnp.asarray(logits_nv, jnp.float32), warps), np.float64))
+    return law_nv / law_nv.sum(axis=1, keepdims=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cells:
+    """The outcomes of a test of one law: some tokens by themselves, the rest, and what the law never gives.
+
+    Attributes:
+        ids: `[K]` tokens that are cells of their own.
+        never: `[V]` bool, tokens outside the support whichever way the logits are rounded.
+    """
+
+    ids: np.ndarray
+    never: np.ndarray
+
+    def sums(self, values_v: np.ndarray) -> np.ndarray:
+        """A law or counts over the vocabulary as `[K + 2]`: the tokens, the rest, the impossible."""
+        possible = top_with_rest(np.where(self.never, 0, values_v), self.ids)
+        return np.append(possible, values_v[self.never].sum())
+
+
+def _edge(logits_v: np.ndarray, request: Request, bound: float) -> np.ndarray:
+    """Which tokens `[V]` rounding may take into the support or out of it: top-k, top-p and min-p cut a law off."""
+    noise_nv = np.random.default_rng(0).uniform(-bound / 2, bound / 2, (ROUNDINGS, logits_v.size))
+    inside_nv = _warped(np.concatenate([logits_v[None], logits_v + noise_nv]), request) > 0
+    return (inside_nv != inside_nv[:1]).any(axis=0)
+
+
+def _cells(law_v: np.ndarray, edge_v: np.ndarray, draws: int, top: int) -> _Cells:
+    """The likeliest tokens, `top` at most, that expect draws enough and do not stand at the edge.
+
+    Those at the edge belong to the rest. Where it would have no mass, the least likely of the others joins them.
+    """
+    sure_v = np.where(edge_v, 0, law_v)
+    ids = np.argsort(-sure_v)[:top]
+    ids = ids[sure_v[ids] * draws >= MIN_EXPECTED]
+    if edge_v.any() and np.isclose(law_v[ids].sum(), law_v.sum(), rtol=1e-12):
+        ids = ids[:-1]
+    return _Cells(ids, (law_v == 0) & ~edge_v)
 
 
 def certify_next_tokens(
@@ -155,6 +203,7 @@ def certify_next_tokens(
     request: Request,
     teacher: Teacher,
     *,
+    bound: float,
     tv: float,
     draws: int | None = None,
     rows: int = 64,
@@ -164,8 +213,11 @@ def certify_next_tokens(
     """Certifies the law of the next two tokens behind one prompt of a real model.
 
     Cells are the likeliest next tokens, `top` at most and only those that expect draws enough for a cell of their
-    own, and the rest; the likeliest one is split by the token behind it in the same way. So the test sees what a rule
-    does at the root and behind it. The cells are chosen from the target's law, before anything is drawn.
+    own, the rest, and what the law cuts off, of which one draw is enough to fail; the likeliest one is split by the
+    token behind it in the same way. So the test sees what a rule does at the root and behind it. The cells are chosen
+    from the target's law, before anything is drawn. Tokens that rounding may move over the edge of top-k, top-p or
+    min-p belong to the rest. In 16-bit precision the two passes differ in more than the edge: keep `tv` above what
+    rounding does to the law itself.
 
     Args:
         claim: what is certified.
@@ -174,6 +226,7 @@ def certify_next_tokens(
         weights: its parameters.
         request: prompt and sampling parameters, temperature above 0.
         teacher: the target again.
+        bound: a gap of two logits below this may be rounding (see `specjax.evaluation.teacher.rounding_bound`).
         tv: total variation, over the cells, against which the power is stated.
         draws: continuations; as many as power 0.99 needs where None.
         rows: continuations in a batch.
@@ -186,27 +239,23 @@ def certify_next_tokens(
     # Where little is left for a rest, it is pooled, and what is pooled counts as unseen: hence 0.9.
     draws = draws or required_draws(2 * top + 1, tv=0.9 * tv)
     found = continuations(target, loop, weights, request, tokens=2, draws=draws, rows=rows, seed=seed)
-    first_v = next_law(teacher, request, found.context)
+    drawn, size = found.tokens[:, 0], found.tokens.shape[0]
+    logits_v = _processed_logits(teacher, request, found.context)
+    first_v = _warped(logits_v[None], request)[0]
     best = int(np.argmax(first_v))
-    behind_v = first_v[best] * next_law(teacher, request, (*found.context, best))
+    logits_behind_v = _processed_logits(teacher, request, (*found.context, best))
+    behind_v = first_v[best] * _warped(logits_behind_v[None], request)[0]
     first_v[best] = 0.0
-    drawn = found.tokens[:, 0]
+    first = _cells(first_v, _edge(logits_v, request, bound), size, top)
+    behind = _cells(behind_v, _edge(logits_behind_v, request, bound), size, top)
     counts_v = np.bincount(drawn[drawn != best], minlength=first_v.size)
     counts_behind_v = np.bincount(found.tokens[drawn == best, 1], minlength=first_v.size)
-    size = found.tokens.shape[0]
-    first, behind = _cells(first_v, size, top), _cells(behind_v, size, top)
     test = g_test(
-        np.concatenate([top_with_rest(counts_v, first), top_with_rest(counts_behind_v, behind)]),
-        np.concatenate([top_with_rest(first_v, first), top_with_rest(behind_v, behind)]),
+        np.concatenate([first.sums(counts_v), behind.sums(counts_behind_v)]),
+        np.concatenate([first.sums(first_v), behind.sums(behind_v)]),
         tv=tv,
     )
     return _row(claim, request, test, "next tokens", found.accepted)
-
-
-def _cells(law_v: np.ndarray, draws: int, top: int) -> np.ndarray:
-    """The likeliest ids, `top` at most, that expect draws enough."""
-    likeliest = np.argsort(-law_v)[:top]
-    return likeliest[law_v[likeliest] * draws >= MIN_EXPECTED]
 
 
 def certify_greedy(
@@ -314,7 +363,7 @@ def certify_model(
     claim = Claim(subject.drafter, rule, lossless=subject.lossless)
     for request in contexts:
         yield certify_next_tokens(
-            claim, target, loop, weights, request, teacher, tv=tv, draws=draws, rows=rows, seed=seed
+            claim, target, loop, weights, request, teacher, bound=bound, tv=tv, draws=draws, rows=rows, seed=seed
         )
 
 

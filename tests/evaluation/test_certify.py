@@ -33,8 +33,8 @@ def next_tokens(target, drafting, rule, **options):
     loop = Loop(target.graph, drafting.drafter, rule, target.eos_ids)
     weights = Weights(target.params, drafting.params, drafting.tables)
     teacher = Teacher(target.graph, target.params, precision="float32")
-    settings = {"tv": 0.1, "rows": 1024, "draws": 4096} | options
-    request = Request(PROMPT, 2, temperature=0.4)
+    settings = {"bound": 1e-3, "tv": 0.1, "rows": 1024, "draws": 4096} | options
+    request = settings.pop("request", Request(PROMPT, 2, temperature=0.4))
     return certify.certify_next_tokens(CLAIM, target, loop, weights, request, teacher, **settings)
 
 
@@ -64,8 +64,36 @@ def test_few_draws_are_no_proof(target, drafting):
 
 def test_cells_are_the_likely_tokens_that_expect_draws():
     law = np.array([0.5, 0.005, 0.3, 0.195])
-    assert certify._cells(law, 1000, 2).tolist() == [0, 2]
-    assert certify._cells(law, 1000, 9).tolist() == [0, 2, 3]
+    none = np.zeros(4, bool)
+    assert certify._cells(law, none, 1000, 2).ids.tolist() == [0, 2]
+    assert certify._cells(law, none, 1000, 9).ids.tolist() == [0, 2, 3]
+
+
+def test_tokens_at_the_edge_of_the_support_are_in_the_rest():
+    law, edge = np.array([0.6, 0.0, 0.3, 0.1, 0.0]), np.array([False, True, False, True, False])
+    cells = certify._cells(law, edge, 1000, 9)
+    assert cells.ids.tolist() == [0, 2] and np.allclose(cells.sums(law), [0.6, 0.3, 0.1, 0])
+    assert cells.sums(np.array([1, 2, 3, 4, 5])).tolist() == [1, 3, 6, 5]
+    # The edge's only token has no mass: a draw of it is no fault.
+    cells = certify._cells(law, np.array([False, True, False, False, False]), 1000, 9)
+    assert cells.ids.tolist() == [0, 2] and np.allclose(cells.sums(law), [0.6, 0.3, 0.1, 0])
+
+
+@pytest.mark.parametrize("warp", [{"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.0999}])
+def test_rounding_moves_the_edge_of_every_warp(warp):
+    request = Request(PROMPT, 2, temperature=1.0, **warp)
+    logits = np.log(np.array([0.6, 0.2401, 0.06, 0.0599, 0.04]))  # cuts: behind the third; at 0.9001; at 0.05994
+    assert not certify._edge(logits, request, 1e-5).any()
+    moved = np.flatnonzero(certify._edge(logits, request, 1e-2))
+    assert moved.size and set(moved) <= {2, 3}
+
+
+def test_the_law_of_a_target_in_16_bits_is_certified_where_it_is_cut_off(target, drafting):
+    rounded = dataclasses.replace(target, params=jax.tree.map(lambda x: x.astype(jax.numpy.bfloat16), target.params))
+    request = Request(PROMPT, 2, temperature=0.4, top_k=12, top_p=0.95)
+    row = next_tokens(rounded, drafting, Recursive(2), request=request, bound=0.02)
+    assert row.verdict == "pass" and row.cells > 5
+    assert next_tokens(rounded, drafting, Eager(2), request=request, bound=0.02).verdict == "fail"
 
 
 def test_greedy_texts(target):
