@@ -1,8 +1,8 @@
 """What verification costs here: python -m experiments.profile_rules --config=configs/profile_rules.py
 
-The time of each rule, and of warping every node's logits by each processor, alone on random logits, as a share of a
-step: the time given in the config, or that of a measured pass of the target over root and nodes. Everything of one
-vocabulary and draft size is timed in turns, and medians are reported. Writes profile_rules.json.
+The time of each rule, and of each processor over every node's logits, alone on random logits, as a share of a step:
+the time given in the config, or that of a measured pass of the target over root and nodes. Everything of one vocabulary
+and draft size is timed in turns, and medians are reported. Writes profile_rules.json.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from experiments import _main
 from experiments.profile_pass import Pass, in_turns, show
 from specjax import build
 from specjax.decoding import Draft, Keys, Sampling, Scores, log_law, make_sampling, request_keys
+from specjax.decoding.processors import init_history, process
 from specjax.decoding.sampling import DRAFT
-from specjax.decoding.tree import TreeSpec, depths, from_branching
+from specjax.decoding.tree import TreeSpec, ancestors, depths, from_branching
 from specjax.evaluation import results
 from specjax.models import KVCache, Target, init_cache, pack
 from specjax.verification import Block, Greedy
@@ -30,12 +31,18 @@ from specjax.verification.registry import RULES, label
 
 SCHEMA = "specjax.profile_rules/1"
 # Each processor's settings, at values that people use.
-PROCESSORS: dict[str, dict[str, list[Any]]] = {
+WARPS: dict[str, dict[str, Any]] = {
     "temperature": {},
-    "top_k": {"top_k": [50]},
-    "top_p": {"top_p": [0.95]},
-    "min_p": {"min_p": [0.05]},
+    "top_k": {"top_k": 50},
+    "top_p": {"top_p": 0.95},
+    "min_p": {"min_p": 0.05},
 }
+BEFORE_WARPS: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2},
+    "logit_bias": {"logit_bias": {token: -1.0 for token in range(20)}},
+    "suppress_tokens": {"suppress_tokens": tuple(range(20))},
+}
+PROCESSORS = WARPS | BEFORE_WARPS
 
 
 def main(config: ml_collections.ConfigDict) -> None:
@@ -110,18 +117,26 @@ def rule_cases(
 def processor_cases(
     config: ml_collections.ConfigDict, vocab: int, tree: TreeSpec
 ) -> dict[tuple[str, str], Callable[[], float]]:
-    """The law at root and every node, one processor at a time."""
-    logits = jax.random.normal(jax.random.key(config.seed), (config.batch, tree.num_nodes + 1, vocab)) * 3
-    warp = jax.jit(log_law)
-    return {
-        ("processor", name): partial(
-            clocked,
-            warp,
-            (logits, make_sampling([0.7] * config.batch, **{k: v * config.batch for k, v in PROCESSORS[name].items()})),
-            config.repeat,
-        )
-        for name in config.processors
-    }
+    """One processor at a time at root and every node: the law by each warp, the logits by what comes before them.
+
+    Penalties count the committed text and each node's own path.
+    """
+    key = jax.random.key(config.seed)
+    logits = jax.random.normal(key, (config.batch, tree.num_nodes + 1, vocab)) * 3
+    text = jax.random.randint(key, (config.batch, config.valid_length + tree.num_nodes), 0, vocab)
+    written, drafted = jnp.split(text, [config.valid_length], axis=1)
+    history = init_history(written, jnp.full(config.batch, config.valid_length // 2), vocab)
+    on_path = ancestors(jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), drafted.shape))[:, :, 1:]
+    before, law = jax.jit(process), jax.jit(log_law)
+    cases: dict[tuple[str, str], Callable[[], float]] = {}
+    for name in config.processors:
+        sampling = make_sampling([0.7] * config.batch, **{k: [v] * config.batch for k, v in PROCESSORS[name].items()})
+        if name in WARPS:
+            run = partial(clocked, law, (logits, sampling))
+        else:
+            run = partial(clocked, before, (logits, sampling, history, drafted, on_path))
+        cases["processor", name] = partial(run, config.repeat)
+    return cases
 
 
 def step_case(config: ml_collections.ConfigDict, target: Target, tree: TreeSpec) -> Callable[[], float]:
