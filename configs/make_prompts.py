@@ -1,4 +1,4 @@
-"""Prompts for `experiments.regenerate`, made by templates from plain text: summaries, translations, answers, rewriting.
+"""Prompts for `experiments.regenerate`, by templates: summaries, translations, answers, rewriting, writing, questions.
 
     python -m experiments.make_prompts --config=configs/make_prompts.py --workdir=runs/prompts
     python -m experiments.regenerate --config=configs/regenerate.py --config.prompts=$PWD/runs/prompts/prompts.jsonl

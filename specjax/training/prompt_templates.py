@@ -1,11 +1,13 @@
 """Prompts that templates make from plain text: kinds of tasks that a drafter's training text should not lack.
 
-A draft head accepts what it has seen the target do. Instructions that people write are mostly questions, maths and
-code; summarising, translating, answering from a passage and rewriting can be made from any text.
+A draft head accepts what it has seen the target do. Collections of instructions are mostly maths and code; summarising,
+translating, answering from a passage and rewriting can be made from any text, and free writing and questions from a
+list of subjects.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -52,11 +54,46 @@ SENTENCE_TASKS: Mapping[str, tuple[str, ...]] = {
         "Write three questions that this sentence answers: {text}",
     ),
 }
-TASKS = {**PASSAGE_TASKS, **SENTENCE_TASKS}
+SUBJECT_TASKS: Mapping[str, tuple[str, ...]] = {
+    "write": (
+        "Write a short poem about {text}.",
+        "Write a short story of about 150 words that has to do with {text}.",
+        "Write a friendly email to a colleague about {text}.",
+        "Write the first paragraph of a newspaper article about {text}.",
+        "Draft a one-minute speech on {text} for an audience of students.",
+        "Write a dialogue between two friends who disagree about {text}.",
+        "Describe {text} to someone who has never heard of it.",
+        "Write a persuasive paragraph in favour of {text}.",
+    ),
+    "ask": (
+        "What should everyone know about {text}?",
+        "What are the advantages and disadvantages of {text}?",
+        "Explain {text} to a ten-year-old.",
+        "Give me five practical tips about {text}.",
+        "Why is {text} important?",
+        "How has {text} changed over the last hundred years?",
+        "What are common misunderstandings about {text}, and what is true instead?",
+        "Make a step-by-step plan for a beginner who is interested in {text}.",
+    ),
+}
+TASKS = {**PASSAGE_TASKS, **SENTENCE_TASKS, **SUBJECT_TASKS}
+SUBJECTS = (
+    "gardening,rainwater,public transport,wind power,the stock market,chess,mountain hiking,recycling,photography,"
+    "volunteering,sleep,healthy eating,electric cars,space travel,the solar system,earthquakes,volcanoes,forests,"
+    "birdwatching,pottery,jazz music,learning a language,reading aloud,museums,local history,time management,"
+    "working from home,job interviews,saving money,house repairs,knitting,swimming,football,yoga,meditation,friendship,"
+    "parenting,school uniforms,homework,the printing press,the steam engine,vaccines,the human heart,photosynthesis,"
+    "gravity,magnets,batteries,computer security,social media,artificial intelligence,video games,online shopping,"
+    "farmers' markets,coffee,tea,chocolate,cheese making,street food,winter holidays,birthday parties,weddings,"
+    "road safety,cycling to work,sailing,deserts,coral reefs,whales,wolves,cats,dogs,horses,urban planning,bridges,"
+    "architecture,democracy,elections,public libraries,newspapers,copyright,handwriting,maps,calendars,clocks,"
+    "the ocean,glaciers,thunderstorms,gemstones,perfume,fashion,theatre,puppetry,circus arts,folk tales,poetry,"
+    "detective novels,science fiction,travel by train,camping,cooking for a crowd,growing vegetables"
+).split(",")
 
 
 def template_prompts(texts: Mapping[str, str], per_task: int, seed: int = 0) -> list[Prompt]:
-    """Prompts of every task, made from passages drawn without replacement.
+    """Prompts of every task, made from passages, and from subjects and forms, drawn without replacement.
 
     Args:
         texts: name -> plain text; paragraphs are separated by line breaks.
@@ -64,10 +101,10 @@ def template_prompts(texts: Mapping[str, str], per_task: int, seed: int = 0) -> 
         seed: with texts and number it fixes the prompts.
 
     Returns:
-        Prompts whose source is `<text>-<task>`.
+        Prompts whose source is `<text>-<task>`, or `subjects-<task>`.
 
     Raises:
-        ValueError: the number is below 1, or the texts are too short for it.
+        ValueError: the number is below 1, or there are too few texts or subjects for it.
     """
     if per_task < 1:
         raise ValueError(f"per_task={per_task}; expected at least 1")
@@ -81,6 +118,18 @@ def template_prompts(texts: Mapping[str, str], per_task: int, seed: int = 0) -> 
         sentences = [sentence for passage in found for sentence in _sentences(passage) if 40 <= len(sentence) <= 200]
         for pool, tasks in ((found, PASSAGE_TASKS), (sentences, SENTENCE_TASKS)):
             made += _fill(name, pool, tasks, wanted, rng)
+    return made + _about_subjects(per_task, np.random.default_rng(seed))
+
+
+def _about_subjects(wanted: int, rng: np.random.Generator) -> list[Prompt]:
+    """`wanted` prompts of each task, no question asked twice."""
+    made = []
+    for task, templates in SUBJECT_TASKS.items():
+        asked = [template.format(text=subject) for template, subject in itertools.product(templates, SUBJECTS)]
+        if wanted > len(asked):
+            raise ValueError(f"{wanted} prompts of the task {task} are wanted; there are subjects for {len(asked)}")
+        order = rng.permutation(len(asked))[:wanted]
+        made += [Prompt(f"subjects-{task}", i, asked[place]) for i, place in enumerate(order)]
     return made
 
 

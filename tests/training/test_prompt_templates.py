@@ -7,7 +7,15 @@ import pytest
 
 from experiments import make_prompts
 from specjax import build
-from specjax.training.prompt_templates import LONGEST, PASSAGE_TASKS, SHORTEST, TASKS, passages, template_prompts
+from specjax.training.prompt_templates import (
+    LONGEST,
+    PASSAGE_TASKS,
+    SHORTEST,
+    SUBJECTS,
+    TASKS,
+    passages,
+    template_prompts,
+)
 from specjax.training.regenerate import read_prompts
 
 SENTENCES = [
@@ -49,6 +57,15 @@ def test_every_task_has_its_prompts_and_no_piece_is_used_twice():
     assert used and len(from_passages) == len(set(from_passages))
     assert prompts == template_prompts({"towers": TEXT, "again": TEXT}, per_task=9, seed=3)
     assert prompts != template_prompts({"towers": TEXT, "again": TEXT}, per_task=9, seed=4)
+
+
+def test_subjects_are_written_and_asked_about_once():
+    prompts = template_prompts({"towers": TEXT}, per_task=7)
+    asked = [p.text for p in prompts if p.source == "subjects-ask"]
+    assert len(set(asked)) == 7 and not any("{" in text for text in asked)
+    assert len(set(SUBJECTS)) == len(SUBJECTS)
+    with pytest.raises(ValueError, match=f"901 prompts .* subjects for {8 * len(SUBJECTS)}"):
+        template_prompts({"towers": "\n\n".join([TEXT] * 99)}, per_task=901)
 
 
 @pytest.mark.parametrize(
