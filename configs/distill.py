@@ -18,9 +18,9 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
     # Text paths are relative to SPECJAX_DATA, stores to the working directory.
     config.data = {
         "text": "target_text/smollm2-135m-instruct.train.jsonl.gz",
-        "store": "runs/hidden/smollm2/train",
+        "store": "runs/hidden/smollm2/train",  # or several, separated by commas
         "held_out": {"greedy": "runs/hidden/smollm2/greedy", "sampled": "runs/hidden/smollm2/sampled"},
-        "max_shards": 0,  # of the training store; 0 for all that are finished
+        "max_shards": 0,  # of each training store; 0 for all that are finished
         # Online, the target runs on the text in every step (accelerators), and no store is read. `taps` are the layer
         # inputs that the objective reads besides the final hidden state.
         "online": False,

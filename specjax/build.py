@@ -221,7 +221,7 @@ def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: 
         vocab = most_frequent(found.answer_tokens, options["draft_vocab"], target.eos_ids)
     else:
         if "store" in data and online is None:
-            train = HiddenStates(data.store, target, max_shards=data.max_shards or None)
+            train = HiddenStates(data.store.split(","), target, max_shards=data.max_shards or None)
             held_out = {k: HiddenStates(path, target) for k, path in data.held_out.items()}
         else:
             # A negative temperature takes every answer.

@@ -194,50 +194,48 @@ def _sha256(path: Path) -> str:
 
 
 class HiddenStates:
-    """A store opened for reading: rows by index, over all finished shards, memory-mapped.
+    """Stores opened for reading as one: rows by index, over all finished shards, memory-mapped.
 
     Attributes:
-        manifest: what the store says of itself.
         rows: packed rows at hand.
     """
 
-    def __init__(self, directory: str | Path, target: Target, *, verify: bool = True, max_shards: int | None = None):
-        """Opens a store for a target.
+    def __init__(
+        self,
+        directories: str | Path | Sequence[str | Path],
+        target: Target,
+        *,
+        verify: bool = True,
+        max_shards: int | None = None,
+    ):
+        """Opens one or several stores for a target.
 
         Args:
-            directory: of the store.
-            target: that the drafter is trained for; the store must be its own.
+            directories: of the stores.
+            target: that the drafter is trained for; the stores must be its own.
             verify: read everything once and compare the checksums.
-            max_shards: use the first so many.
+            max_shards: use the first so many of each.
 
         Raises:
             FileNotFoundError: there is no store, or no finished shard in it.
-            ValueError: it is another target's, or a shard is damaged.
+            ValueError: it is another target's, a shard is damaged, or two stores differ in what they hold.
         """
-        directory = Path(directory)
-        if not (directory / "manifest.json").exists():
-            raise FileNotFoundError(f"no hidden-state store at {directory}: make one with experiments.hidden_states")
-        self.manifest = json.loads((directory / "manifest.json").read_text())
-        self._check(directory, target)
-        finished = sorted(path.parent for path in directory.glob("shard-*/shard.json"))
-        found = finished[:max_shards]
-        if not found:
-            raise FileNotFoundError(f"{directory} has no finished shard: run experiments.hidden_states to the end")
-        self._shards = [_open_shard(path, verify) for path in found]
+        stores = [directories] if isinstance(directories, str | Path) else list(directories)
+        if not stores:
+            raise ValueError("no hidden-state store is named: give one or more directories")
+        manifests = [_manifest(Path(store), target) for store in stores]
+        for store, manifest in zip(stores[1:], manifests[1:], strict=True):
+            for name in ("row_length", "taps"):
+                first, found = manifests[0]["config"][name], manifest["config"][name]
+                if found != first:
+                    raise ValueError(
+                        f"{name} is {found} in {store} and {first} in {stores[0]}: stores that are trained on "
+                        "together must agree, make one of them again"
+                    )
+        shards = [path for store in stores for path in _finished(Path(store))[:max_shards]]
+        self._shards = [_open_shard(path, verify) for path in shards]
         ends = np.cumsum([len(shard["tokens"]) for shard in self._shards])
         self._starts, self.rows = np.concatenate([[0], ends[:-1]]), int(ends[-1])
-
-    def _check(self, directory: Path, target: Target) -> None:
-        expected = {
-            "format": FORMAT,
-            "target_config_hash": target.config_hash,
-            "tokenizer": target.tokenizer.fingerprint(),
-            "hidden_size": target.config.hidden_size,
-        }
-        differ = [k for k in expected if self.manifest.get(k) != expected[k]]
-        if differ:
-            lines = "; ".join(f"{k}: found {self.manifest.get(k)!r}, expected {expected[k]!r}" for k in differ)
-            raise ValueError(f"{directory} holds hidden states of another target ({lines}): make a store for this one")
 
     def batch(self, rows: np.ndarray) -> Batch:
         """The packed rows with these indices, bfloat16 hidden states included."""
@@ -254,6 +252,31 @@ class HiddenStates:
         """Positions that carry loss, over all rows at hand."""
         batches = (Batch(s["tokens"], s["positions"], s["segments"], s["response"]) for s in self._shards)
         return sum(int(batch.predicts.sum()) for batch in batches)
+
+
+def _manifest(directory: Path, target: Target) -> dict[str, Any]:
+    """What a store says of itself, once it is known to be the target's."""
+    if not (directory / "manifest.json").exists():
+        raise FileNotFoundError(f"no hidden-state store at {directory}: make one with experiments.hidden_states")
+    manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_text())
+    expected = {
+        "format": FORMAT,
+        "target_config_hash": target.config_hash,
+        "tokenizer": target.tokenizer.fingerprint(),
+        "hidden_size": target.config.hidden_size,
+    }
+    differ = [k for k in expected if manifest.get(k) != expected[k]]
+    if differ:
+        lines = "; ".join(f"{k}: found {manifest.get(k)!r}, expected {expected[k]!r}" for k in differ)
+        raise ValueError(f"{directory} holds hidden states of another target ({lines}): make a store for this one")
+    return manifest
+
+
+def _finished(directory: Path) -> list[Path]:
+    shards = sorted(path.parent for path in directory.glob("shard-*/shard.json"))
+    if not shards:
+        raise FileNotFoundError(f"{directory} has no finished shard: run experiments.hidden_states to the end")
+    return shards
 
 
 def _open_shard(path: Path, verify: bool) -> dict[str, np.ndarray]:

@@ -108,6 +108,23 @@ def test_rows_come_back_in_the_order_asked_for(target, store):
     assert HiddenStates(store, target, max_shards=1).rows == 4
 
 
+def test_several_stores_are_read_as_one(target, store, tmp_path):
+    second, third = tmp_path / "second", tmp_path / "third"
+    write_store(second, target, common.documents(target, 7), CONFIG)
+    alone, more = HiddenStates(store, target), HiddenStates(second, target)
+    both = HiddenStates([store, second], target)
+    assert both.rows == alone.rows + more.rows
+    batch = both.batch(np.asarray([alone.rows + 1, alone.rows - 1, alone.rows]))
+    np.testing.assert_array_equal(batch.normed[0], more.batch(np.asarray([1])).normed[0])
+    np.testing.assert_array_equal(batch.tokens[1], alone.batch(np.asarray([alone.rows - 1])).tokens[0])
+    np.testing.assert_array_equal(batch.tokens[2], more.batch(np.asarray([0])).tokens[0])
+    write_store(third, target, common.documents(target, 7), dataclasses.replace(CONFIG, row_length=128))
+    with pytest.raises(ValueError, match="row_length is 128 in .*third and .* in .*: stores that are trained on tog"):
+        HiddenStates([store, third], target)
+    with pytest.raises(ValueError, match="no hidden-state store is named"):
+        HiddenStates([], target)
+
+
 def other(target, **changes):
     config: ModelConfig = dataclasses.replace(target.config, **changes)
     return dataclasses.replace(target, config=config, config_hash=config_hash(config))
