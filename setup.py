@@ -67,7 +67,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["specjax", "specjax.*"]),
-    package_data={"specjax": ["zoo/**/*", "evaluation/data/*", "models/native/*.cc"]},
+    package_data={"specjax": ["zoo/**/*", "evaluation/data/*", "models/native/*.cc", "models/native/*.h"]},
     install_requires=CORE,
     extras_require=EXTRAS,
     classifiers=[

@@ -9,6 +9,8 @@ the 64. Arguments:
     <path>   the same on any other model
 """
 
+import difflib
+
 from ml_collections import config_dict
 
 
@@ -29,6 +31,8 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
         config.rows = 1 << 9  # more fall out of a core's cache
         config.parts = ("drafters", "rules", "faults")
         return config
+    if difflib.get_close_matches(arg, ["quick"]):
+        raise ValueError(f"unknown argument {arg!r} of configs/exactness.py; did you mean 'quick'?")
     config.target = {"source": arg, "dtype": "float32"}
     config.top_k, config.top_p = 0, 1.0
     config.temperature = 1.0

@@ -4,14 +4,19 @@ The argument says what drafts: `lookup` (prompt lookup), `plain` (nothing), a zo
 drafter or of a model with the target's vocabulary.
 """
 
+import difflib
+
 from ml_collections import config_dict
 
 # What drafts when nothing is said.
 DRAFT = "smollm2-135m-distilled"
+WORDS = ("plain", "lookup")
 
 
 def get_config(arg: str = DRAFT) -> config_dict.ConfigDict:
     """The config of one answer."""
+    if arg not in WORDS and (close := difflib.get_close_matches(arg, WORDS)):
+        raise ValueError(f"unknown argument {arg!r} of configs/generate.py; did you mean {close[0]!r}?")
     config = config_dict.ConfigDict()
     config.target = {"source": "smollm2", "dtype": "float32"}
     if arg == "plain":

@@ -32,6 +32,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.prompts_fallback = ""
     config.prompts_per_category = 2
     config.max_prompts = 0  # 0 for all
+    config.long_prompts = "error"  # or skip, which counts them
     config.calibration_per_category = 1  # the rest checks the plan
     config.max_new_tokens = 16 if quick else 64
 

@@ -32,6 +32,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.prompts_fallback = ""
     config.prompts_per_category = 0 if full else 1  # 0 for all
     config.max_prompts = 2 if quick else 0  # 0 for all
+    config.long_prompts = "error"  # or skip, which counts them
     config.max_new_tokens = 16 if quick else 64
 
     config.temperatures = (0.0, 1.0) if full and not quick else (0.0,)

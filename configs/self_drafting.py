@@ -33,6 +33,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.prompts_fallback = "shipped"
     config.prompts_per_category = 10 if published else 0
     config.max_prompts = 2 if quick else 0
+    config.long_prompts = "error"  # or skip, which counts them
     config.max_new_tokens = 16 if quick else 64
 
     config.temperatures = (0.0,)

@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -88,7 +89,13 @@ def console() -> Console:
 
 
 def workdir() -> epath.Path:
-    """The run directory of the command line."""
+    """The run directory of the command line.
+
+    Raises:
+        ValueError: it is empty.
+    """
+    if not flags.FLAGS.workdir.strip():
+        raise ValueError("--workdir is empty; expected a directory, or leave it out")
     return epath.Path(flags.FLAGS.workdir)
 
 
@@ -99,6 +106,13 @@ def one_line_errors() -> Iterator[None]:
         yield
     except (flags.Error, *EXPECTED) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (AttributeError, KeyError) as error:
+        # A field that the config lacks, read by a program that another config was given to.
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        if Path(ml_collections.__file__).parent not in Path(raised_in).parents:
+            raise
+        print(f"error: the config lacks {one_line(error)}: is it a config of this program?", file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -110,6 +110,10 @@ def check(config: ml_collections.ConfigDict) -> None:
             raise ValueError(
                 f"tree {name!r} is {tuple(branching)}; expected 1 to exact_vocab={config.exact_vocab} children a depth"
             )
+        if max(branching) > config.sampled_vocab:
+            raise ValueError(
+                f"sampled_vocab={config.sampled_vocab}; tree {name!r} needs at least {max(branching)} tokens"
+            )
 
 
 def measure(

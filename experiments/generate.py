@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import ml_collections
@@ -28,6 +29,7 @@ from specjax.decoding import (
     Request,
     StopText,
     Weights,
+    check_fault,
     check_requests,
     check_stop_strings,
     prefill,
@@ -104,9 +106,15 @@ def sampling_request(config: ml_collections.ConfigDict) -> Request:
         repetition_penalty=config.repetition_penalty,
         presence_penalty=config.presence_penalty,
         frequency_penalty=config.frequency_penalty,
-        logit_bias=dict(config.logit_bias),
+        logit_bias=_pairs(config.logit_bias),
         suppress_tokens=tuple(config.suppress_tokens),
     )
+
+
+def _pairs(logit_bias: Sequence[Any]) -> dict[int, float]:
+    if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in logit_bias):
+        raise ValueError(f"logit_bias={tuple(logit_bias)}; expected pairs ((token id, what to add), ...)")
+    return {token: value for token, value in logit_bias}
 
 
 def read_prompt(given: str | None) -> str:
@@ -146,8 +154,7 @@ def stream(
     start = time.perf_counter()
     for current in loop.stream(weights, state):
         row = read_row(current, 0)
-        if row.finish == "fault":
-            raise FloatingPointError(f"the target's logits are NaN behind token {len(row.tokens)} of the answer")
+        check_fault(row, "the prompt")
         so_far = int((row.accepted * range(len(row.accepted))).sum())
         for i, token in enumerate(row.tokens[seen:]):
             if token not in target.eos_ids:

@@ -22,7 +22,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     prompts = read_prompts(Path(os.environ.get("SPECJAX_DATA", "../shared/data")) / config.prompts)
     prompts = prompts[: config.max_prompts or None]
     decode = RegenerateConfig(**config.decode.to_dict())
-    RunDirectory(_main.workdir()).claim(config.to_dict(), free=("max_prompts", "decode.batch", "decode.part"))
+    RunDirectory(_main.workdir()).claim(config.to_dict(), free=("max_prompts", "layout", "decode.batch", "decode.part"))
     target = build.target_from_config(config.target)
     loop, weights = build.regeneration_loop(config, target, decode.temperature)
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]

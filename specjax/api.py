@@ -55,9 +55,9 @@ class Result:
         return c.emitted / c.steps if c.steps else float("nan")
 
 
-def load_target(source: str, *, dtype: str = "float32") -> Target:
+def load_target(source: str | Path, *, dtype: str = "float32", cache_dir: str | Path | None = None) -> Target:
     """Loads a model: see `specjax.checkpoints.load_target`."""
-    return checkpoints.load_target(source, dtype=dtype)
+    return checkpoints.load_target(source, dtype=dtype, cache_dir=cache_dir)
 
 
 def load_drafter(name: str, target: Target, **options: Any) -> Drafting:
@@ -87,6 +87,8 @@ def load_drafter(name: str, target: Target, **options: Any) -> Drafting:
 
 def encode_chat(target: Target, prompt: str | Sequence[dict[str, str]], system_prompt: str | None = None) -> list[int]:
     """A user's turn (or a list of messages) through the chat template; plain text where the model has none."""
+    if not isinstance(target, Target):
+        raise ValueError(f"the target is {target!r}; expected what load_target returns")
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if not messages or not all(m["content"].strip() for m in messages):
         raise ValueError("the prompt is empty; expected some text")
@@ -224,7 +226,7 @@ def certify(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-    contexts: int = 2,
+    contexts: int | None = None,
     max_new_tokens: int = 32,
     tv: float = 0.1,
     draws: int = 0,
@@ -248,7 +250,7 @@ def certify(
         top_k: 0 for all.
         top_p: in (0, 1].
         min_p: in [0, 1).
-        contexts: prompts whose next-token law is tested.
+        contexts: prompts whose next-token law is tested; the first two by default.
         max_new_tokens: length of the greedy texts.
         tv: total variation that a test has power against.
         draws: a context; 0 for as many as that takes.
@@ -263,8 +265,11 @@ def certify(
         raise ValueError(f"temperature={temperature}; expected more than 0: greedy texts are certified beside it")
     if top_k == 1:
         raise ValueError("top_k=1 leaves a single token and no law to test; expected 0 (all tokens) or more than 1")
+    if not 0 < tv <= 1 or draws < 0 or rows < 1:
+        raise ValueError(f"tv={tv}, draws={draws}, rows={rows}; expected tv in (0, 1], draws >= 0 and rows >= 1")
     several = [prompts] if isinstance(prompts, str) else list(prompts)
     several = several or [p.turns[0] for p in load_prompts("shipped", 1)]
+    contexts = min(2, len(several)) if contexts is None else contexts
     if not 0 <= contexts <= len(several):
         raise ValueError(f"contexts={contexts} of {len(several)} prompts; expected 0 to {len(several)}")
     ids = [tuple(encode_chat(target, prompt)) for prompt in several]
@@ -416,6 +421,8 @@ def _stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
 def _loop(
     target: Target, drafting: Drafting, requests: Sequence[Request], rule: str | None
 ) -> tuple[decoding.Loop, decoding.Weights]:
+    if not isinstance(drafting, Drafting):
+        raise ValueError(f"the drafter is {drafting!r}; expected what load_drafter returns")
     decoding.check_requests(requests, target.context, target.config.vocab_size)
     loop, weights = build.make_loop(target, drafting, request_sampling(requests), rule=rule)
     if jax.default_backend() != "cpu":

@@ -24,6 +24,7 @@ from specjax.checkpoints.rundir import RunDirectory
 from specjax.checkpoints.train_state import run_params
 from specjax.config_files import config_module, load_config, override
 from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights, make_sampling
+from specjax.decoding.tree import MAX_NODES
 from specjax.drafting.lookup import lookup
 from specjax.drafting.registry import DRAFTERS, Drafting
 from specjax.evaluation.benchmark import Settings
@@ -61,7 +62,7 @@ def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
         inspect.signature(maker).bind(target, **options)
         made = maker(target, **options)
     except TypeError as error:
-        takes = list(inspect.signature(maker).parameters.values())[1:]
+        takes = [p for p in inspect.signature(maker).parameters.values() if p.kind is not p.VAR_KEYWORD][1:]
         raise ValueError(
             f"drafter {name!r} does not take these options ({options}): {error}; it takes "
             f"({', '.join(str(p).partition(':')[0] for p in takes)})"
@@ -69,6 +70,8 @@ def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
     for field in ("num_nodes", "num_probes", "depth"):
         if not isinstance(size := getattr(made.drafter, field), numbers.Integral):
             raise ValueError(f"{field}={size!r} of drafter {name!r}; expected a whole number")
+        if field == "num_nodes" and int(size) > MAX_NODES:
+            raise ValueError(f"num_nodes={size} of drafter {name!r}; expected at most {MAX_NODES}")
     return made
 
 
@@ -112,7 +115,9 @@ def make_rule(
         raise ValueError(f"rule {name!r} verifies chains, not a tree of {drafter.num_nodes} nodes; use 'traversal'")
     if is_lossy(rule):
         if lossless:
-            raise ValueError(f"rule {name!r} is lossy; use {fitting!r}, or say lossless=False")
+            raise ValueError(
+                f"rule {name!r} is lossy; use {fitting!r}, or, in a row of a benchmark, set lossless=False beside it"
+            )
     elif kind not in rule.exact_for or (name == "greedy" and not sampling.greedy):
         raise ValueError(f"rule {name!r} is not exact for a {kind!r} draft {where}; use {fitting!r}")
     return rule
@@ -315,7 +320,7 @@ def export_drafter(config: ml_collections.ConfigDict, target: Target, trainer: T
 def regeneration_loop(config: ml_collections.ConfigDict, target: Target, temperature: float) -> tuple[Loop, Weights]:
     """The loop that answers prompts at one temperature with `config.drafter` and its exact rule."""
     drafting = drafter_from_config(config.drafter, target)
-    return make_loop(target, drafting, make_sampling([temperature]))
+    return make_loop(target, drafting, make_sampling([temperature]), layout=config.layout)
 
 
 def store_parts(
@@ -349,8 +354,12 @@ def contenders(lineup: Lineup, target: Target) -> list[Contender]:
 
 
 def _fields_of(settings: type, config: ml_collections.ConfigDict) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(settings)}
-    return {name: value for name, value in config.to_dict().items() if name in names}
+    fields = dataclasses.fields(settings)
+    given = {field.name: config.to_dict()[field.name] for field in fields if field.name in config}
+    needed = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+    if missing := [name for name in needed if name not in given]:
+        raise ValueError(f"the config lacks {missing[0]!r}: is it a config of this program?")
+    return given
 
 
 __all__ = [

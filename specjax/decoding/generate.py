@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +107,7 @@ def check_requests(requests: Sequence[Request], context: int, vocab: int) -> Non
     for i, request in enumerate(requests):
         if not request.prompt:
             raise ValueError(f"prompt {i} is empty; expected at least one token")
-        outside = [t for t in request.prompt if not 0 <= t < vocab]
+        outside = [t for t in request.prompt if not _is_id(t, vocab)]
         if outside:
             raise ValueError(f"prompt {i} holds token {outside[0]}; expected ids in 0..{vocab - 1}")
         budget = request.max_new_tokens
@@ -118,11 +120,15 @@ def check_requests(requests: Sequence[Request], context: int, vocab: int) -> Non
                 f"prompt {i} has {len(request.prompt)} tokens, but the model's context is {context}; shorten the prompt"
             )
         for name, ids in (("logit_bias", request.logit_bias), ("suppress_tokens", request.suppress_tokens)):
-            if outside := [t for t in ids if not 0 <= t < vocab]:
-                raise ValueError(f"{name} of prompt {i} names token {outside[0]}; expected ids in 0..{vocab - 1}")
+            if outside := [t for t in ids if not _is_id(t, vocab)]:
+                raise ValueError(f"{name} of prompt {i} names token {outside[0]!r}; expected ids in 0..{vocab - 1}")
         if len(set(request.suppress_tokens)) == vocab:
             raise ValueError(f"suppress_tokens of prompt {i} holds the whole vocabulary; leave at least one token")
         check_stops(request.stop, vocab, f"prompt {i}")
+
+
+def _is_id(token: Any, vocab: int) -> bool:
+    return isinstance(token, numbers.Integral) and 0 <= int(token) < vocab
 
 
 def buffer_length(loop: Loop, requests: Sequence[Request], context: int) -> int:
@@ -144,17 +150,7 @@ class _Options:
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> _Options:
-        sampling = make_sampling(
-            [r.temperature for r in requests],
-            [r.top_k for r in requests],
-            [r.top_p for r in requests],
-            [r.min_p for r in requests],
-            repetition_penalty=[r.repetition_penalty for r in requests],
-            presence_penalty=[r.presence_penalty for r in requests],
-            frequency_penalty=[r.frequency_penalty for r in requests],
-            logit_bias=[r.logit_bias for r in requests],
-            suppress_tokens=[r.suppress_tokens for r in requests],
-        )
+        sampling = request_sampling(requests)
         stops = stop_array([r.stop for r in requests])
         return cls(sampling, None if stops is None else jnp.asarray(stops))
 
@@ -169,7 +165,17 @@ def request_sampling(requests: Sequence[Request]) -> Sampling:
     Raises:
         ValueError: see `make_sampling`.
     """
-    return _Options.of(requests).sampling
+    return make_sampling(
+        [r.temperature for r in requests],
+        [r.top_k for r in requests],
+        [r.top_p for r in requests],
+        [r.min_p for r in requests],
+        repetition_penalty=[r.repetition_penalty for r in requests],
+        presence_penalty=[r.presence_penalty for r in requests],
+        frequency_penalty=[r.frequency_penalty for r in requests],
+        logit_bias=[r.logit_bias for r in requests],
+        suppress_tokens=[r.suppress_tokens for r in requests],
+    )
 
 
 def prefill(
@@ -281,10 +287,11 @@ def stream(
     seen = accepted = 0
     for current in loop.stream(weights, state):
         row = read_row(current, 0)
-        check_fault(row, "the request")
         # A cut may take the target's own token from the end of a block: then all of it was drafted.
         so_far = int(np.arange(len(row.accepted)) @ row.accepted)
-        yield list(row.tokens[seen:]), so_far - accepted
+        if len(row.tokens) > seen:
+            yield list(row.tokens[seen:]), so_far - accepted
+        check_fault(row, "the request")
         seen, accepted = len(row.tokens), so_far
 
 

@@ -171,8 +171,8 @@ class Loop:
             history = None
             if sampling.penalties is not None:
                 history = init_history(tokens, prompt_length, logits.shape[-1])
-            fault = no_law(logits)
             logits = process(logits[:, None], sampling, history)[:, 0]
+            fault = no_law(logits)
             first = next_token(logits, sampling, Keys(request, prompt_length), prompt_length)
             stopped = None
             if stops is not None:
@@ -225,16 +225,18 @@ class Loop:
         scores: Scores,
         verdict: Verdict,
     ) -> DecodeState:
-        faulty = (verdict.fault >= 0) & ~state.done
-        active = ~state.done & ~faulty
         block = emitted_block(draft, verdict)
         stopped = None
         if state.stops is not None:
             stopped = find_stops(state.stops, state.tokens, state.length, state.prompt_length, block)
         count, ended = cut(block, verdict.num_accepted + 1, state.limit - state.length, self.eos, stopped)
-        count = jnp.where(active, count, 0)
+        # The token at place d of a block is chosen by the logits at depth d: those in front of a fault are sound, and
+        # where the text ends among them, plain decoding would never have met it.
+        fault_depth = _fault_depth(scores, verdict)
+        faulty = (fault_depth >= 0) & (fault_depth < count) & ~state.done
+        count = jnp.where(state.done, 0, jnp.where(faulty, fault_depth, count))
         length = state.length + count
-        finish = jnp.where(active, ended, jnp.where(faulty, FAULT, state.finish))
+        finish = jnp.where(state.done, state.finish, jnp.where(faulty, FAULT, ended))
         cache = state.cache if draft.is_chain else compact(state.cache, verdict.path)
         drafter_state = self.drafter.commit(
             weights.drafter, weights.tables, target, state.drafter, state.context, draft, scores, verdict
@@ -245,10 +247,10 @@ class Loop:
             length=length,
             done=finish != RUNNING,
             finish=finish,
-            fault=jnp.where(faulty, _fault_position(state.length, scores, verdict), state.fault),
+            fault=jnp.where(faulty, state.length - 1 + fault_depth, state.fault),
             cache=dataclasses.replace(cache, length=length - 1),
             drafter=drafter_state,
-            statistics=state.statistics.add(verdict, count, active),
+            statistics=state.statistics.add(verdict, count),
             history=None if state.history is None else state.history.add(block, count),
         )
 
@@ -296,6 +298,7 @@ def _write_block(tokens_bl: jax.Array, block_bd: jax.Array, start_b: jax.Array, 
     return jnp.where((index >= 0) & (index < count_b[:, None]), picked, tokens_bl)
 
 
-def _fault_position(length_b: jax.Array, scores: Scores, verdict: Verdict) -> jax.Array:
+def _fault_depth(scores: Scores, verdict: Verdict) -> jax.Array:
+    """`[B]` int32 depth of the node whose logits are no law, -1 for none."""
     node = jnp.maximum(verdict.fault, 0)[:, None]
-    return length_b - 1 + jnp.take_along_axis(scores.depths, node, axis=1)[:, 0]
+    return jnp.where(verdict.fault < 0, -1, jnp.take_along_axis(scores.depths, node, axis=1)[:, 0])

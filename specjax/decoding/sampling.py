@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ DRAFT, ACCEPT, RESIDUAL, SAMPLE = range(4)
 
 
 MAX_TOP_K = (1 << 31) - 1
+# What is finite and above 0 in the loop's float32.
+LARGEST, SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
 BIAS_BUCKET = 8  # Biased tokens a row are padded to multiples of this, so that few programs are compiled.
 
 
@@ -95,17 +98,17 @@ def make_sampling(
         ValueError: a value out of range, or not one a row; names row and value.
     """
     rows = len(temperature)
-    ts = _column("temperature", temperature, rows, 0.0, lambda t: 0 <= t < math.inf, "a number >= 0 (0 is greedy)")
+    ts = _column("temperature", temperature, rows, 0.0, lambda t: 0 <= t <= LARGEST, "a number >= 0 (0 is greedy)")
     ks = _column(
         "top_k", top_k, rows, 0, lambda k: 0 <= k <= MAX_TOP_K and k == int(k), "an integer >= 0 (0 keeps all tokens)"
     )
     ps = _column("top_p", top_p, rows, 1.0, lambda p: 0 < p <= 1, "a number in (0, 1]")
     ms = _column("min_p", min_p, rows, 0.0, lambda m: 0 <= m < 1, "a number in [0, 1)")
     above = "a number > 0 (1 is none)"
-    rs = _column("repetition_penalty", repetition_penalty, rows, 1.0, lambda r: 0 < r < math.inf, above)
+    rs = _column("repetition_penalty", repetition_penalty, rows, 1.0, lambda r: SMALLEST <= r <= LARGEST, above)
     finite = "a finite number (0 is none)"
-    prs = _column("presence_penalty", presence_penalty, rows, 0.0, math.isfinite, finite)
-    frs = _column("frequency_penalty", frequency_penalty, rows, 0.0, math.isfinite, finite)
+    prs = _column("presence_penalty", presence_penalty, rows, 0.0, _finite, finite)
+    frs = _column("frequency_penalty", frequency_penalty, rows, 0.0, _finite, finite)
     used = {"top_k": any(ks), "top_p": any(p < 1 for p in ps), "min_p": any(ms)}
     penalised = any(r != 1 for r in rs) or any(prs) or any(frs)
     return Sampling(
@@ -130,11 +133,15 @@ def _make_bias(
     entries: list[dict[int, float]] = []
     for row, (bias, never) in enumerate(zip(biases, suppressed, strict=True)):
         for token, value in bias.items():
-            if not math.isfinite(value):
+            if not (isinstance(token, numbers.Integral) and isinstance(value, numbers.Real)):
+                raise ValueError(f"logit_bias has {token!r}: {value!r} in row {row}; expected a token id and a number")
+            if not _finite(float(value)):
                 raise ValueError(
                     f"logit_bias of token {token} is {value} in row {row}; expected a finite number "
                     "(suppress_tokens rules a token out)"
                 )
+        if odd := [token for token in never if not isinstance(token, numbers.Integral)]:
+            raise ValueError(f"suppress_tokens has {odd[0]!r} in row {row}; expected token ids")
         entries.append({**bias, **dict.fromkeys(never, -math.inf)})
         if outside := [token for token in entries[-1] if token < 0]:
             raise ValueError(f"token {outside[0]} is biased or suppressed in row {row}; expected ids >= 0")
@@ -161,6 +168,10 @@ def _column(
         if not fits:
             raise ValueError(f"{name}={value} in row {row}; expected {expected}")
     return values
+
+
+def _finite(value: float) -> bool:
+    return -LARGEST <= value <= LARGEST
 
 
 def _one_a_row(name: str, values: Sequence[object], rows: int) -> None:
@@ -299,7 +310,13 @@ def next_token(logits_bv: jax.Array, sampling: Sampling, keys: Keys, position_b:
 
 
 def request_keys(seed: int, requests: list[int]) -> jax.Array:
-    """Key data `[B, 2]` uint32 of each request id under a seed."""
+    """Key data `[B, 2]` uint32 of each request id under a seed.
+
+    Raises:
+        ValueError: the seed is no whole number in 0..2^32 - 1.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= seed < 1 << 32:
+        raise ValueError(f"seed={seed!r}; expected a whole number in 0..{(1 << 32) - 1}")
     # One call for all: thousands of requests would otherwise be as many operands of one program.
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     return jax.random.key_data(fold(jax.random.key(seed), jnp.asarray(np.asarray(requests, np.uint32))))

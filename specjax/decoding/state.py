@@ -16,7 +16,7 @@ from specjax.models import KVCache
 
 @flax.struct.dataclass
 class Statistics:
-    """Counts a row. What a cut (end of sequence, stop sequence, budget) took from a block is in none of them.
+    """Counts a row. What a cut (end of sequence, stop sequence, budget, fault) took from a block is in none of them.
 
     Attributes:
         steps: `[B]` int32 target passes.
@@ -32,12 +32,12 @@ class Statistics:
     reached: jax.Array
     overlap: jax.Array
 
-    def add(self, verdict: Verdict, emitted_b: jax.Array, active_b: jax.Array) -> Statistics:
-        """Counts one step of the active rows."""
-        on = active_b.astype(jnp.int32)
+    def add(self, verdict: Verdict, emitted_b: jax.Array) -> Statistics:
+        """Counts one step of the rows that emitted anything."""
+        on = (emitted_b > 0).astype(jnp.int32)
         hit = jnp.arange(self.accepted.shape[1]) == jnp.minimum(verdict.num_accepted, emitted_b)[:, None]
         emitted = jnp.arange(self.reached.shape[1]) < emitted_b[:, None]
-        reached = ~jnp.isnan(verdict.overlap) & emitted & active_b[:, None]
+        reached = ~jnp.isnan(verdict.overlap) & emitted
         return Statistics(
             steps=self.steps + on,
             emitted=self.emitted + emitted_b,

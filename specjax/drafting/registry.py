@@ -72,9 +72,9 @@ def _autoregressive(target: Target) -> Drafting:
     return Drafting("autoregressive", Autoregressive(), {}, {})
 
 
-def _prompt_lookup(target: Target, **options: Any) -> Drafting:
+def _prompt_lookup(target: Target, num_nodes: int = 8, max_ngram: int = 3, min_ngram: int = 1) -> Drafting:
     del target
-    return Drafting("prompt_lookup", PromptLookup(**options), {}, {})
+    return Drafting("prompt_lookup", PromptLookup(num_nodes, max_ngram, min_ngram), {}, {})
 
 
 def _draft_model(target: Target, source: str, num_nodes: int = 4, temperature: float = 1.0) -> Drafting:
@@ -85,7 +85,10 @@ def _draft_model(target: Target, source: str, num_nodes: int = 4, temperature: f
         shares = tuple(s for s in loaded.shares if s == "embed")
         drafter = DraftModel(loaded.config, num_nodes, temperature, shares)
         return Drafting("draft_model", drafter, loaded.params, loaded.tables)
-    draft = checkpoints.load_target(source, dtype=target.config.dtype)
+    try:
+        draft = checkpoints.load_target(source, dtype=target.config.dtype)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; or a drafter of the zoo: {', '.join(drafters.zoo_entries())}") from error
     mine, theirs = target.tokenizer.fingerprint(), draft.tokenizer.fingerprint()
     if mine != theirs:
         raise ValueError(

@@ -216,8 +216,9 @@ def certify_next_tokens(
     own, the rest, and what the law cuts off, of which one draw is enough to fail; the likeliest one is split by the
     token behind it in the same way. So the test sees what a rule does at the root and behind it. The cells are chosen
     from the target's law, before anything is drawn. Tokens that rounding may move over the edge of top-k, top-p or
-    min-p belong to the rest. In 16-bit precision the two passes differ in more than the edge: keep `tv` above what
-    rounding does to the law itself.
+    min-p belong to the rest. Where a token with much of the mass stands at the edge of top-p or min-p, the law itself
+    is in doubt, and the test may fail without a fault: take another prompt. In 16-bit precision the two passes differ
+    in more than the edge: keep `tv` above what rounding does to the law.
 
     Args:
         claim: what is certified.

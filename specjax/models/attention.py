@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.models import native
 from specjax.models.cache import CHUNK, LayerCache
 from specjax.models.config import RopeConfig
+from specjax.parallel import active_mesh
 
+NATIVE_TOKENS = 64  # Above this many tokens a row, the products are large enough for XLA's.
 MASKED = -1e30  # Finite: a fully masked chunk must stay an exact no-op of the running softmax.
 
 
@@ -126,14 +129,23 @@ def cached_attention(q_btnh: jax.Array, layer: LayerCache, view: View, window: i
         softcap: tanh cap on the scores, 0 for none.
 
     Returns:
-        `[B, T, N, H]`, float32 softmax. On a CPU the cost follows the longest valid length (a loop over chunks
-        with a dynamic trip count); elsewhere it is one dense masked product over the capacity.
+        `[B, T, N, H]`, float32 softmax. On a CPU the cost follows the valid length (a native kernel, or where it
+        does not fit a loop over chunks with a dynamic trip count); elsewhere it is one dense masked product over the
+        capacity.
     """
     batch, tokens, heads, width = q_btnh.shape
     kv_heads = layer.k.shape[2]
     q = q_btnh.reshape(batch, tokens, kv_heads, heads // kv_heads, width)
 
-    def chunked(q: jax.Array, k: jax.Array, v: jax.Array, view: View) -> jax.Array:
+    def by_length(q: jax.Array, k: jax.Array, v: jax.Array, view: View) -> jax.Array:
+        # XLA cannot split a foreign call over devices.
+        if (
+            q.dtype == k.dtype == jnp.float32
+            and tokens <= NATIVE_TOKENS
+            and active_mesh() is None
+            and native.available()
+        ):
+            return native.cached_attention(q, k, v, view.prefix, view.mask, view.depths, window=window, softcap=softcap)
         return _chunked(q, k, v, view, window, softcap)
 
     def dense(q: jax.Array, k: jax.Array, v: jax.Array, view: View) -> jax.Array:
@@ -142,7 +154,7 @@ def cached_attention(q_btnh: jax.Array, layer: LayerCache, view: View, window: i
         weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
         return jnp.einsum("bkgts,bskh->btkgh", weights, v, preferred_element_type=jnp.float32)
 
-    out = jax.lax.platform_dependent(q, layer.k, layer.v, view, cpu=chunked, default=dense)
+    out = jax.lax.platform_dependent(q, layer.k, layer.v, view, cpu=by_length, default=dense)
     return out.reshape(batch, tokens, heads, width).astype(q_btnh.dtype)
 
 

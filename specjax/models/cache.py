@@ -75,7 +75,13 @@ def write_rows(buffer_bskh: jax.Array, new_btkh: jax.Array, start_b: jax.Array) 
 
 
 def write(layer: LayerCache, k_btkh: jax.Array, v_btkh: jax.Array, start_b: jax.Array) -> LayerCache:
-    """Puts new entries at `start_b` of each row; the buffers are updated in place when donated."""
+    """Puts new entries at `start_b` of each row; the buffers are updated in place when donated.
+
+    An entry that is not finite must be felt by the tokens that see it and by no others. Masked weights are 0, and 0
+    times a value that is not finite would be NaN: such values are written as 0, with keys of NaN beside them.
+    """
+    finite = jnp.isfinite(v_btkh).all(-1, keepdims=True)
+    k_btkh, v_btkh = jnp.where(finite, k_btkh, jnp.nan), jnp.where(finite, v_btkh, 0)
     return LayerCache(write_rows(layer.k, k_btkh, start_b), write_rows(layer.v, v_btkh, start_b))
 
 

@@ -57,8 +57,8 @@ class TrainerConfig:
             directory; empty for none.
 
     Raises:
-        ValueError: a batch that does not split into its parts, a decay outside [0, 1), an unknown `nonfinite`, or
-            steps to profile that the run does not have.
+        ValueError: a number below 1, a batch that does not split into its parts, a decay outside [0, 1), an unknown
+            `nonfinite`, or steps to profile that the run does not have.
     """
 
     steps: int
@@ -74,6 +74,9 @@ class TrainerConfig:
     profile: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("steps", "batch", "log_every", "eval_every"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={value}: expected at least 1")
         if self.accumulate < 1 or self.batch % self.accumulate:
             raise ValueError(f"accumulate={self.accumulate}: expected a divisor of batch={self.batch}")
         if not 0 <= self.ema < 1:

@@ -43,7 +43,7 @@ def left_behind(chance: jax.Array, p: jax.Array, q: jax.Array) -> tuple[jax.Arra
     """
     left = jnp.maximum(chance[..., None] * p - q, 0.0)
     mass = left.sum(-1)
-    whole = mass + 1 - chance
+    whole = mass + (1 - chance)
     return jnp.where(whole > 0, mass / jnp.where(whole > 0, whole, 1.0), 1.0), normalised(left, p)
 
 

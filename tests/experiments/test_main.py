@@ -55,6 +55,8 @@ def test_benchmark_refuses(tiny: Path, tmp_path: Path, monkeypatch: pytest.Monke
     plain = "--config.only=autoregressive"
     run = f"--workdir={tmp_path}/run"
     (tmp_path / "file").write_text("")
+    (tmp_path / "broken.py").write_text("def get_config(:")
+    (tmp_path / "nothing.py").write_text("def get_config(arg=None):\n    return None\n")
     (tmp_path / "empty.jsonl").write_text('{"id": "a", "category": "b", "turns": [""]}\n')
     long = tmp_path / "long.jsonl"
     long.write_text('{"id": "a", "category": "b", "turns": ["%s"]}\n' % ("word " * 2000))
@@ -79,6 +81,20 @@ def test_benchmark_refuses(tiny: Path, tmp_path: Path, monkeypatch: pytest.Monke
         ([run, model, f"--config.rows.draft.source={tmp_path}/nowhere"], "no such model"),
         ([run, model, plain, "--config.layout=blocked"], "layout='blocked'"),
         ([run, "stray"], "unexpected argument 'stray'"),
+        (["--workdir="], "--workdir is empty"),
+        ([run, "--config=configs/generate.py"], "is it a config of this program?"),
+        ([run, f"--config={tmp_path}/broken.py"], "broken.py is no valid Python"),
+        ([run, f"--config={tmp_path}/nothing.py"], "returns NoneType; expected an ml_collections.ConfigDict"),
+        (
+            [
+                run,
+                model,
+                plain,
+                "--config.rows.prompt_lookup.num_nodes=500",
+                "--config.only=('autoregressive', 'prompt_lookup')",
+            ],
+            "num_nodes=500 of drafter 'prompt_lookup'; expected at most 128",
+        ),
     ]
     outcomes = run_all("experiments.benchmark", [arguments for arguments, _ in cases], tmp_path)
     for (arguments, says), outcome in zip(cases, outcomes, strict=True):
@@ -96,6 +112,8 @@ def test_generate_refuses(tiny: Path, tmp_path: Path) -> None:
         (["--prompt=x", "--config.max_new_tokens=-2"], "max_new_tokens=-2; expected at least 1"),
         (["--prompt=x", "--config.temperature=-1"], "temperature=-1.0"),
         (["--prompt=x", "--config.tempreature=1"], "did you mean 'temperature'?"),
+        (["--prompt=x", "--config=configs/generate.py:lokup"], "did you mean 'lookup'?"),
+        (["--prompt=x", "--config=configs/generate.py:plain", "--config.logit_bias=(5, 1.0)"], "expected pairs"),
         (["--prompt=x", f"--config=configs/generate.py:{tmp_path}/nowhere", model], "no such model"),
         ([f"--prompt={'word ' * 1000}", "--config=configs/generate.py:plain", model], "the model's context is 4096"),
     ]

@@ -164,7 +164,7 @@ class Tree(Autoregressive):
         ("k_seq", Tree(how="without_replacement"), SAMPLING, "'k_seq' is not exact for a 'without_replacement'.*'rec"),
         ("k_seq", PromptLookup(3), SAMPLING, "'k_seq' is not exact for a 'fixed' draft.*use 'one_hot'"),
         ("greedy", PromptLookup(3), SAMPLING, "'greedy' is not exact for a 'fixed' draft at temperature > 0"),
-        ("typical", PromptLookup(3), SAMPLING, "rule 'typical' is lossy; use 'one_hot', or say lossless=False"),
+        ("typical", PromptLookup(3), SAMPLING, "rule 'typical' is lossy; use 'one_hot', or, in a row"),
         ("lenient", Tree(), SAMPLING, "rule 'lenient' is lossy; use 'recursive'"),
         ("threshold", Tree(), make_sampling([0.0]), "rule 'threshold' is lossy; use 'greedy'"),
         ("blok", Tree(), SAMPLING, "unknown rule 'blok'; did you mean 'block'"),

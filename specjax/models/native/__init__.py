@@ -1,4 +1,4 @@
-"""A C++ matrix product for a few rows on CPUs, compiled on first use where there is a C++ compiler."""
+"""C++ kernels for decoding on CPUs, products and attention, compiled on first use where there is a C++ compiler."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-SOURCE = Path(__file__).with_name("skinny_matmul.cc")
+HERE = Path(__file__).parent
+SOURCES = ("skinny_matmul.cc", "cached_attention.cc")
+HEADERS = ("vector.h", "parallel.h")
 CACHE = Path("~/.cache/specjax/native")
-TARGET = "specjax_skinny_matmul"
+MATMUL, ATTENTION = "specjax_skinny_matmul", "specjax_cached_attention"
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-fPIC", "-shared")
 
 
@@ -27,7 +30,7 @@ def compiler() -> str | None:
 
 @functools.cache
 def available() -> bool:
-    """Whether the kernel can be used here; compiles and registers it at the first call.
+    """Whether the kernels can be used here; compiles and registers them at the first call.
 
     Raises:
         RuntimeError: there is a compiler, but it fails; holds its message.
@@ -36,14 +39,43 @@ def available() -> bool:
     if command is None:
         return False
     library = ctypes.cdll.LoadLibrary(str(_build(command)))
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.specjax_skinny_matmul), platform="cpu")
+    for name in (MATMUL, ATTENTION):
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     return True
 
 
 def skinny_matmul(x: jax.Array, kernel_oi: jax.Array) -> jax.Array:
     """`[rows, in]` times `[out, in]` transposed: `[rows, out]` float32, on a CPU only; not differentiable."""
     shape = jax.ShapeDtypeStruct((x.shape[0], kernel_oi.shape[0]), jnp.float32)
-    return jax.ffi.ffi_call(TARGET, shape)(x, kernel_oi)
+    return jax.ffi.ffi_call(MATMUL, shape)(x, kernel_oi)
+
+
+def cached_attention(
+    q_btkgh: jax.Array,
+    k_bskh: jax.Array,
+    v_bskh: jax.Array,
+    prefix_b: jax.Array,
+    mask_btm: jax.Array,
+    depths_bm: jax.Array,
+    *,
+    window: int | None,
+    softcap: float,
+) -> jax.Array:
+    """Attention over a cache, `[B, T, K, G, H]` float32, on a CPU only; not differentiable.
+
+    Args:
+        q_btkgh: float32 scaled, rotated queries; the G of one K share its keys.
+        k_bskh: float32 keys.
+        v_bskh: float32 values.
+        prefix_b: int32, see `specjax.models.attention.View`.
+        mask_btm: bool, likewise.
+        depths_bm: int32, likewise.
+        window: sliding window in positions, or None.
+        softcap: tanh cap on the scores, 0 for none.
+    """
+    call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(q_btkgh.shape, jnp.float32), vmap_method="broadcast_all")
+    options = {"window": np.int64(window or 0), "softcap": np.float32(softcap)}
+    return call(q_btkgh, k_bskh, v_bskh, prefix_b, mask_btm, depths_bm, **options)
 
 
 def _build(command: str) -> Path:
@@ -53,21 +85,23 @@ def _build(command: str) -> Path:
     flags = subprocess.run(
         [command, "-march=native", "-E", "-dM", "-x", "c++", "/dev/null"], capture_output=True, text=True, check=False
     ).stdout
-    parts = (SOURCE.read_text(), version, flags, jax.__version__, " ".join(FLAGS))
+    texts = ((HERE / name).read_text() for name in (*SOURCES, *HEADERS))
+    parts = (*texts, version, flags, jax.__version__, " ".join(FLAGS))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     cache = CACHE.expanduser()
-    library = cache / f"skinny_matmul-{key}.so"
+    library = cache / f"kernels-{key}.so"
     if not library.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            built = Path(scratch) / "kernel.so"
+            built = Path(scratch) / "kernels.so"
+            sources = [str(HERE / name) for name in SOURCES]
             done = subprocess.run(
-                [command, *FLAGS, f"-I{include}", str(SOURCE), "-o", str(built)],
+                [command, *FLAGS, f"-I{include}", *sources, "-o", str(built)],
                 capture_output=True,
                 text=True,
                 check=False,
             )
             if done.returncode:
-                raise RuntimeError(f"{command} could not compile {SOURCE.name}:\n{done.stderr.strip()}")
+                raise RuntimeError(f"{command} could not compile {', '.join(SOURCES)}:\n{done.stderr.strip()}")
             os.replace(built, library)
     return library

@@ -3,51 +3,15 @@
 // XLA's CPU backend packs the weight at every call when T > 1, which costs as much as two passes over it. The order
 // of additions within one (t, o) does not depend on T, so a row's result is the same bits whoever rides along.
 
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <cstring>
-#include <memory>
 
-#if defined(__FMA__)
-#include <immintrin.h>
-#endif
-
+#include "parallel.h"
+#include "vector.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
 namespace {
-
-#if defined(__AVX512F__)
-constexpr int kLanes = 16;
-#else
-constexpr int kLanes = 8;
-#endif
-typedef float Vec __attribute__((vector_size(kLanes * sizeof(float))));
-
-inline Vec Load(const float* p) {
-  Vec v;
-  std::memcpy(&v, p, sizeof(v));
-  return v;
-}
-
-// a * b + c, rounded the same way wherever it is inlined: the compiler's own contraction is not.
-inline Vec MulAdd(Vec a, Vec b, Vec c) {
-#if defined(__AVX512F__)
-  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-  return a * b + c;
-#endif
-}
-
-inline Vec LoadPart(const float* p, int64_t count) {
-  Vec v = {};
-  std::memcpy(&v, p, count * sizeof(float));
-  return v;
-}
 
 // Rows ahead that are fetched early: the hardware prefetcher alone reaches two thirds of the bandwidth.
 constexpr int kAhead = 8;
@@ -75,11 +39,7 @@ inline void Tile(const float* x, const float* w, float* y, int64_t in, int64_t o
     }
   }
   for (int r = 0; r < R; ++r) {
-    for (int t = 0; t < T; ++t) {
-      float total = 0;
-      for (int lane = 0; lane < kLanes; ++lane) total += sum[r][t][lane];
-      y[t * out + r] = total;
-    }
+    for (int t = 0; t < T; ++t) y[t * out + r] = Sum(sum[r][t]);
   }
 }
 
@@ -110,23 +70,6 @@ void Block(const float* x, const float* w, float* y, int64_t in, int64_t out, in
   }
 }
 
-struct Work {
-  const float *x, *w;
-  float* y;
-  int64_t tokens, in, out, rows, blocks;
-  std::atomic<int64_t> next{0}, finished{0};
-
-  // Takes blocks until none is left. A helper that starts late finds none and touches nothing.
-  void Run() {
-    for (int64_t b; (b = next.fetch_add(1)) < blocks;) {
-      const int64_t first = b * rows;
-      const int64_t count = first + rows > out ? out - first : rows;
-      Block(x, w + first * in, y + first, in, out, count, tokens);
-      finished.fetch_add(1, std::memory_order_release);
-    }
-  }
-};
-
 ffi::Error SkinnyMatmul(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
                         ffi::ResultBuffer<ffi::F32> y) {
   const auto x_dims = x.dimensions();
@@ -134,25 +77,15 @@ ffi::Error SkinnyMatmul(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buff
   if (x_dims.size() != 2 || w_dims.size() != 2 || x_dims[1] != w_dims[1]) {
     return ffi::Error::InvalidArgument("skinny_matmul expects x [rows, in] and w [out, in]");
   }
-  auto work = std::make_shared<Work>();
-  work->x = x.typed_data();
-  work->w = w.typed_data();
-  work->y = y->typed_data();
-  work->tokens = x_dims[0];
-  work->in = x_dims[1];
-  work->out = w_dims[0];
-  const int64_t fit = (128 << 10) / (work->in * static_cast<int64_t>(sizeof(float)));
-  work->rows = fit < 8 ? 8 : fit - fit % 4;
-  work->blocks = (work->out + work->rows - 1) / work->rows;
-  const int64_t helpers = std::min<int64_t>(pool.num_threads(), work->blocks) - 1;
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([work] { work->Run(); });
-  work->Run();
-  // Only blocks that a running helper holds are waited for: no deadlock when the pool is busy.
-  while (work->finished.load(std::memory_order_acquire) < work->blocks) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
+  const int64_t tokens = x_dims[0], in = x_dims[1], out = w_dims[0];
+  const int64_t fit = (128 << 10) / (in * static_cast<int64_t>(sizeof(float)));
+  const int64_t rows = fit < 8 ? 8 : fit - fit % 4;
+  const float *inputs = x.typed_data(), *weights = w.typed_data();
+  float* outputs = y->typed_data();
+  ForBlocks(pool, (out + rows - 1) / rows, [=](int64_t b) {
+    const int64_t first = b * rows;
+    Block(inputs, weights + first * in, outputs + first, in, out, std::min(rows, out - first), tokens);
+  });
   return ffi::Error::Success();
 }
 
