@@ -67,7 +67,7 @@ def main(config: ml_collections.ConfigDict) -> None:
         "dtype": target.config.dtype,
         "matmul": config.precision,
         "layout": config.layout,
-        "native_kernel": config.layout == "packed" and native.available(),
+        "native_kernel": native.available(),
         "near_tie_bound": bound,
     }
     meta = results.describe(config.to_dict(), precision) | {

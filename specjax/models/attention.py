@@ -12,7 +12,7 @@ from specjax.models.cache import CHUNK, LayerCache
 from specjax.models.config import RopeConfig
 from specjax.parallel import active_mesh
 
-NATIVE_TOKENS = 64  # Above this many tokens a row, the products are large enough for XLA's.
+NATIVE_TOKENS = 64  # By then XLA's products over many tokens have caught up.
 MASKED = -1e30  # Finite: a fully masked chunk must stay an exact no-op of the running softmax.
 
 
