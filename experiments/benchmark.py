@@ -42,6 +42,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     for label in lineup.left_out:
         console.print(f"row {label!r} is left out: set --config.rows.{label}.source to measure it", style="yellow")
     target = build.target_from_config(config.target)
+    bound = rounding_bound(target.config.dtype, config.precision, config.near_tie_bound)
     contenders = build.contenders(lineup, target)
     journal = Journal(workdir / "measured", _about(config, prompts, contenders)) if settings.batch == 1 else None
     if journal is not None and len(journal):
@@ -57,7 +58,6 @@ def main(config: ml_collections.ConfigDict) -> None:
 
         measured = measure(contenders, prompts, target, settings, progress, journal)
         progress("scoring the texts", 0, 1)
-        bound = config.near_tie_bound or rounding_bound(target.config.dtype, config.precision)
         teacher = _teacher(contenders)
         rows = summarise(measured, settings, teacher, bound)
         texts = results.texts(measured, teacher)

@@ -154,6 +154,7 @@ def compare_greedy(
     config: ml_collections.ConfigDict,
 ) -> None:
     """Adds to each row how the greedy continuations compare: equal, near_tie or different."""
+    bound = rounding_bound(target.config.dtype, config.precision, config.near_tie_bound)
     limit = min(config.new_tokens, target.context - max(len(ids) for ids in texts))
     drafting = build.make_drafter("autoregressive", target)
     sampling = make_sampling([0.0], [0], [1.0])
@@ -161,7 +162,6 @@ def compare_greedy(
     requests = [Request(tuple(ids), limit, id=i) for i, ids in enumerate(texts)]
     done = decoding.generate(loop, weights, requests, context=target.context, vocab=target.config.vocab_size)
     theirs = [reference.greedy(ids, limit) for ids in texts]
-    bound = config.near_tie_bound or rounding_bound(target.config.dtype, config.precision)
     teacher = Teacher(target.graph, target.params, precision=config.precision)
     found = teacher.compare(texts, theirs, [c.tokens for c in done], bound)
     for row in rows:

@@ -44,7 +44,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     baseline = next((c for c in contenders if c.info.is_baseline), None)
     if not isinstance(baseline, LoopContender):
         raise ValueError("there is no row of the drafter autoregressive, which texts are compared with")
-    bound = config.near_tie_bound or rounding_bound(target.config.dtype, config.precision)
+    bound = rounding_bound(target.config.dtype, config.precision, config.near_tie_bound)
     teacher = Teacher(baseline.loop.graph, baseline.weights.target, precision=config.precision)
 
     # All prompts in one call, so that one token buffer, and with it one set of programs, serves them all.

@@ -23,7 +23,6 @@ from rich.text import Text
 
 from experiments import _main
 from specjax import build
-from specjax.api import stop_tokens
 from specjax.decoding import (
     Loop,
     Request,
@@ -36,7 +35,7 @@ from specjax.decoding import (
     read_row,
     request_sampling,
 )
-from specjax.evaluation.conversations import encode
+from specjax.evaluation.conversations import encode, stop_tokens
 from specjax.models import Target
 
 flags.DEFINE_string("prompt", None, "the user's turn; standard input where it is not given")

@@ -130,13 +130,13 @@ def measured_rows(
     console: Console,
 ) -> list[dict[str, Any]]:
     """Rows of a benchmark at each row's longest draft."""
+    bound = rounding_bound(target.config.dtype, config.precision, config.near_tie_bound)
     longest = dataclasses.replace(lineup, rows={label: _longest(row) for label, row in lineup.rows.items()})
     contenders = [c for c in build.contenders(longest, target) if isinstance(c, LoopContender)]
     with console.status("") as status:
         measured = measure(contenders, prompts, target, settings, lambda what, *_: status.update(what))
     one = contenders[0]
     teacher = Teacher(one.loop.graph, one.weights.target, precision=one.loop.precision, chunk=one.loop.chunk)
-    bound = config.near_tie_bound or rounding_bound(target.config.dtype, config.precision)
     fluent = fluencies(contenders, measured)
     rows = []
     for row in summarise(measured, settings, teacher, bound):

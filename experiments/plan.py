@@ -205,7 +205,7 @@ def held_against(
 ) -> list[dict[str, Any]]:
     """Rows of a benchmark of the plans on other prompts, each with what was predicted for it."""
     rows: list[dict[str, Any]] = []
-    bound = config.near_tie_bound or rounding_bound(target.config.dtype, config.precision)
+    bound = rounding_bound(target.config.dtype, config.precision, config.near_tie_bound)
     for batch in config.batches:
         place = (batch, config.contexts[0])
         made = plans[place]

@@ -17,12 +17,13 @@ from specjax import build, checkpoints, decoding
 from specjax.analysis import Certificate
 from specjax.build import Drafting
 from specjax.checkpoints import drafters
-from specjax.decoding import MAX_STOP_TOKENS, Completion, Request, StopText, cut_text, make_sampling, request_sampling
+from specjax.decoding import Completion, Request, StopText, cut_text, make_sampling, request_sampling
 from specjax.evaluation import tables
 from specjax.evaluation.benchmark import Settings, measure
 from specjax.evaluation.certify import Subject, certify_model
 from specjax.evaluation.certify import table as certificate_table
 from specjax.evaluation.contenders import LoopContender
+from specjax.evaluation.conversations import Message, as_messages, encode, stop_tokens
 from specjax.evaluation.lineup import Lineup, enlist
 from specjax.evaluation.prompts import Prompt, load_prompts
 from specjax.evaluation.rows import summarise
@@ -85,20 +86,6 @@ def load_drafter(name: str, target: Target, **options: Any) -> Drafting:
     return build.make_drafter(method, target, source=name, **options)
 
 
-def encode_chat(target: Target, prompt: str | Sequence[dict[str, str]], system_prompt: str | None = None) -> list[int]:
-    """A user's turn (or a list of messages) through the chat template; plain text where the model has none."""
-    if not isinstance(target, Target):
-        raise ValueError(f"the target is {target!r}; expected what load_target returns")
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    if not messages or not all(m["content"].strip() for m in messages):
-        raise ValueError("the prompt is empty; expected some text")
-    if target.tokenizer.chat_template is None:
-        return target.tokenizer.encode("\n".join(m["content"] for m in messages))
-    if system_prompt is not None:
-        messages = [{"role": "system", "content": system_prompt}, *messages]
-    return target.tokenizer.apply_chat(messages)
-
-
 def generate(
     target: Target,
     drafting: Drafting,
@@ -141,7 +128,7 @@ def generate(
         rule: verification rule; the exact one that fits best by default.
         batch: prompts that run together.
     """
-    several = [prompts] if isinstance(prompts, str) else list(prompts)
+    several = _several(prompts)
     stops = _stop_strings(stop)
     options: dict[str, Any] = dict(
         max_new_tokens=max_new_tokens,
@@ -156,7 +143,7 @@ def generate(
         suppress_tokens=tuple(suppress_tokens),
         stop=stop_tokens(target, stops),
     )
-    requests = [Request(tuple(encode_chat(target, p)), id=i, **options) for i, p in enumerate(several)]
+    requests = [Request(_encode(target, p), id=i, **options) for i, p in enumerate(several)]
     loop, weights = _loop(target, drafting, requests, rule)
     done = decoding.generate(
         loop, weights, requests, context=target.context, vocab=target.config.vocab_size, seed=seed, batch=batch
@@ -168,7 +155,7 @@ def generate(
 def stream(
     target: Target,
     drafting: Drafting,
-    prompt: str | Sequence[dict[str, str]],
+    prompt: str | Sequence[Message],
     *,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
@@ -190,7 +177,7 @@ def stream(
     """
     stops = _stop_strings(stop)
     request = Request(
-        tuple(encode_chat(target, prompt)),
+        _encode(target, prompt),
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -267,12 +254,12 @@ def certify(
         raise ValueError("top_k=1 leaves a single token and no law to test; expected 0 (all tokens) or more than 1")
     if not 0 < tv <= 1 or draws < 0 or rows < 1:
         raise ValueError(f"tv={tv}, draws={draws}, rows={rows}; expected tv in (0, 1], draws >= 0 and rows >= 1")
-    several = [prompts] if isinstance(prompts, str) else list(prompts)
+    several = _several(prompts)
     several = several or [p.turns[0] for p in load_prompts("shipped", 1)]
     contexts = min(2, len(several)) if contexts is None else contexts
     if not 0 <= contexts <= len(several):
         raise ValueError(f"contexts={contexts} of {len(several)} prompts; expected 0 to {len(several)}")
-    ids = [tuple(encode_chat(target, prompt)) for prompt in several]
+    ids = [_encode(target, prompt) for prompt in several]
     texts = [Request(prompt, max_new_tokens, id=i) for i, prompt in enumerate(ids)]
     warps = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     sampled = [Request(prompt, 2, id=i, **warps) for i, prompt in enumerate(ids[:contexts])]  # type: ignore[arg-type]
@@ -406,16 +393,24 @@ def train(
     return load_drafter(str(workdir), target)
 
 
-def stop_tokens(target: Target, stops: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The usual tokens of each stop string, for the loop; a longer one than it takes is left to the text search."""
-    encoded = [tuple(target.tokenizer.encode(stop, add_special=False)) for stop in stops]
-    return tuple(ids for ids in encoded if 1 <= len(ids) <= MAX_STOP_TOKENS)
-
-
 def _stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stops = (stop,) if isinstance(stop, str) else stop
     decoding.check_stop_strings(stops)
-    return stops
+    return tuple(stops)
+
+
+def _several(prompts: str | Sequence[str]) -> list[str]:
+    """The prompts as a list; what each of them is, `_encode` looks at."""
+    if not isinstance(prompts, str | Sequence):
+        raise ValueError(f"prompts={prompts!r}; expected a text, or a list of them")
+    return [prompts] if isinstance(prompts, str) else list(prompts)
+
+
+def _encode(target: Target, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+    """A user's turn (or a list of messages) through the chat template; plain text where the model has none."""
+    if not isinstance(target, Target):
+        raise ValueError(f"the target is {target!r}; expected what load_target returns")
+    return encode(target, as_messages(prompt))
 
 
 def _loop(

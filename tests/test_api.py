@@ -56,6 +56,19 @@ def test_what_is_no_target_no_drafter_and_no_seed(target: Target, drafting: Draf
     for seed in (-1, 1.5, None, 1 << 32):
         with pytest.raises(ValueError, match=f"seed={seed}; expected a whole number in 0..4294967295"):
             specjax.generate(target, drafting, "a", seed=seed)  # type: ignore[arg-type]
+    for prompts, said in (
+        (None, "prompts=None; expected a text, or a list of them"),
+        ([3], "the prompt is 3; expected a text, or messages like"),
+        ([[{"content": "a"}]], "expected a text, or messages like"),
+        ([[]], "the prompt is empty"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            specjax.generate(target, drafting, prompts)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="stop=None; expected strings that end the text"):
+        specjax.generate(target, drafting, "a", stop=None)  # type: ignore[arg-type]
+    for budget in ("8", None, float("inf"), 1.5):
+        with pytest.raises(ValueError, match="max_new_tokens=.* for prompt 0; expected at least 1, a whole number"):
+            specjax.generate(target, drafting, "a", max_new_tokens=budget)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="logit_bias of prompt 0 names token 'a'; expected ids in 0.."):
         specjax.generate(target, drafting, "a", logit_bias={"a": 1.0})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="logit_bias has 1: 'b' in row 0; expected a token id and a number"):

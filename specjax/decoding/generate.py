@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -111,10 +112,10 @@ def check_requests(requests: Sequence[Request], context: int, vocab: int) -> Non
         if outside:
             raise ValueError(f"prompt {i} holds token {outside[0]}; expected ids in 0..{vocab - 1}")
         budget = request.max_new_tokens
-        if budget < 1 or budget != int(budget):
-            raise ValueError(f"max_new_tokens={budget} for prompt {i}; expected at least 1, a whole number")
-        if not 0 <= request.id <= MAX_ID:
-            raise ValueError(f"id={request.id} of prompt {i}; expected a number in 0..{MAX_ID}")
+        if not isinstance(budget, numbers.Real) or not (1 <= budget < math.inf and budget == int(budget)):
+            raise ValueError(f"max_new_tokens={budget!r} for prompt {i}; expected at least 1, a whole number")
+        if not _is_id(request.id, MAX_ID + 1):
+            raise ValueError(f"id={request.id!r} of prompt {i}; expected a number in 0..{MAX_ID}")
         if len(request.prompt) >= context:
             raise ValueError(
                 f"prompt {i} has {len(request.prompt)} tokens, but the model's context is {context}; shorten the prompt"

@@ -309,14 +309,15 @@ def next_token(logits_bv: jax.Array, sampling: Sampling, keys: Keys, position_b:
     return draw(keys.at(SAMPLE, position_b, 0), log_law(logits_bv, sampling))
 
 
-def request_keys(seed: int, requests: list[int]) -> jax.Array:
-    """Key data `[B, 2]` uint32 of each request id under a seed.
-
-    Raises:
-        ValueError: the seed is no whole number in 0..2^32 - 1.
-    """
+def check_seed(seed: int) -> None:
+    """Raises ValueError for a seed that is no whole number in 0..2^32 - 1."""
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= seed < 1 << 32:
         raise ValueError(f"seed={seed!r}; expected a whole number in 0..{(1 << 32) - 1}")
+
+
+def request_keys(seed: int, requests: list[int]) -> jax.Array:
+    """Key data `[B, 2]` uint32 of each request id under a seed, which `check_seed` looks at."""
+    check_seed(seed)
     # One call for all: thousands of requests would otherwise be as many operands of one program.
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     return jax.random.key_data(fold(jax.random.key(seed), jnp.asarray(np.asarray(requests, np.uint32))))

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 
 def check_stop_strings(stops: Sequence[str]) -> None:
-    """Raises ValueError for a stop that is not a string, or empty."""
+    """Raises ValueError for what is no list of strings, and for a stop that is not a string, or empty."""
+    if isinstance(stops, str) or not isinstance(stops, Sequence):
+        raise ValueError(f"stop={stops!r}; expected strings that end the text, () for none")
     for i, stop in enumerate(stops):
         if not isinstance(stop, str) or not stop:
             raise ValueError(f"stop string {i} is {stop!r}; expected some text")

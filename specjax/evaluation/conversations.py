@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from specjax.decoding import Completion, Request, check_requests
+from specjax.decoding import MAX_STOP_TOKENS, Completion, Request, check_requests
 from specjax.decoding.generate import BUCKET
 from specjax.evaluation.contenders import Info
 from specjax.evaluation.prompts import Prompt
@@ -47,11 +48,37 @@ class Asking:
                 raise ValueError(f"{name}={getattr(self, name)!r}; expected one of {', '.join(known)}")
 
 
+def as_messages(prompt: str | Sequence[Message]) -> list[Message]:
+    """A user's turn as the conversation that it opens; a conversation as it is.
+
+    Raises:
+        ValueError: the prompt is neither, or holds no text.
+    """
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not isinstance(messages, Sequence) or not all(_is_message(m) for m in messages):
+        raise ValueError(
+            f"the prompt is {prompt!r}; expected a text, or messages like {{'role': 'user', 'content': 'Hello'}}"
+        )
+    if not messages or not all(m["content"].strip() for m in messages):
+        raise ValueError("the prompt is empty; expected some text")
+    return list(messages)
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+
+
 def encode(target: Target, messages: Sequence[Message], template: str = "chat") -> tuple[int, ...]:
     """Ids of a conversation that the model is to go on with; plain text where it has no chat template."""
     if template == "plain" or target.tokenizer.chat_template is None:
         return tuple(target.tokenizer.encode("\n".join(m["content"] for m in messages)))
     return tuple(target.tokenizer.apply_chat(messages))
+
+
+def stop_tokens(target: Target, stops: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The usual tokens of each stop string, for the loop; a longer one than it takes is left to the text search."""
+    encoded = [tuple(target.tokenizer.encode(stop, add_special=False)) for stop in stops]
+    return tuple(ids for ids in encoded if 1 <= len(ids) <= MAX_STOP_TOKENS)
 
 
 def opening(asking: Asking) -> list[Message]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -22,13 +23,21 @@ ROUNDING = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 LOW_PRECISION = 0.5
 
 
-def rounding_bound(dtype: str, precision: str) -> float:
+def rounding_bound(dtype: str, precision: str, given: float = 0.0) -> float:
     """The stated bound below which a gap between two logits is a near-tie.
 
     Args:
         dtype: of the target's parameters.
         precision: `float32` for full products, `default` for the platform's.
+        given: by the user; 0 for the one that dtype and precision call for.
+
+    Raises:
+        ValueError: `given` is negative or no number.
     """
+    if not 0 <= given < math.inf:
+        raise ValueError(f"near_tie_bound={given}; expected a gap of two logits, or 0 for the dtype's own")
+    if given:
+        return given
     full = precision == "float32" or jax.default_backend() == "cpu"
     return ROUNDING[dtype] if full else max(ROUNDING[dtype], LOW_PRECISION)
 

@@ -17,6 +17,7 @@ from jax.experimental import multihost_utils
 
 from specjax.checkpoints.rundir import MetricsWriter, RunDirectory, Sink
 from specjax.checkpoints.train_state import Checkpoints
+from specjax.decoding.sampling import check_seed
 from specjax.models import Tap, merge
 from specjax.models.target import Target
 from specjax.parallel import Placement
@@ -57,8 +58,8 @@ class TrainerConfig:
             directory; empty for none.
 
     Raises:
-        ValueError: a number below 1, a batch that does not split into its parts, a decay outside [0, 1), an unknown
-            `nonfinite`, or steps to profile that the run does not have.
+        ValueError: a seed that is no uint32, a number below 1, a batch that does not split into its parts, a decay
+            outside [0, 1), an unknown `nonfinite`, or steps to profile that the run does not have.
     """
 
     steps: int
@@ -74,6 +75,7 @@ class TrainerConfig:
     profile: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         for name in ("steps", "batch", "log_every", "eval_every"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value}: expected at least 1")

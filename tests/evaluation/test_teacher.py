@@ -63,3 +63,6 @@ def test_a_divergence_is_a_near_tie_only_within_the_bound(teacher: Teacher, trio
 def test_bounds_by_precision() -> None:
     assert rounding_bound("float32", "float32") == 1e-3
     assert rounding_bound("bfloat16", "float32") > rounding_bound("float32", "float32")
+    assert rounding_bound("float32", "float32", 0.25) == 0.25
+    with pytest.raises(ValueError, match="near_tie_bound=-1; expected a gap of two logits"):
+        rounding_bound("float32", "float32", -1)

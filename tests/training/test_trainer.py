@@ -105,7 +105,12 @@ def test_the_moving_average_is_what_is_evaluated_and_kept(target, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"accumulate": 2}, "divisor of batch=3"), ({"ema": 1.0}, "ema=1.0"), ({"nonfinite": "hope"}, "nonfinite=")],
+    [
+        ({"accumulate": 2}, "divisor of batch=3"),
+        ({"ema": 1.0}, "ema=1.0"),
+        ({"nonfinite": "hope"}, "nonfinite="),
+        ({"seed": -1}, "seed=-1; expected a whole number"),
+    ],
 )
 def test_settings_out_of_range_are_named(target, change, message):
     with pytest.raises(ValueError, match=message):
