@@ -153,13 +153,15 @@ def stream(
     start = time.perf_counter()
     for current in loop.stream(weights, state):
         row = read_row(current, 0)
-        check_fault(row, "the prompt")
         so_far = int((row.accepted * range(len(row.accepted))).sum())
         for i, token in enumerate(row.tokens[seen:]):
             if token not in target.eos_ids:
                 yield watch.push(decoder.push(token)), i < so_far - accepted
         seen, accepted = len(row.tokens), so_far
         tally.tokens, tally.steps, tally.emitted = len(row.tokens), row.steps, row.emitted
+        if row.finish == "fault":
+            yield watch.push(decoder.finish()) + watch.finish(), False
+        check_fault(row, "the prompt")
         if watch.found:
             break
     tally.decode_seconds = time.perf_counter() - start

@@ -192,14 +192,17 @@ def stream(
     )
     loop, weights = _loop(target, drafting, [request], rule)
     decoder, watch = target.tokenizer.stream(), StopText(stops)
-    for tokens, drafted in decoding.stream(
-        loop, weights, request, context=target.context, vocab=target.config.vocab_size, seed=seed
-    ):
-        for i, token in enumerate(tokens):
-            if token not in target.eos_ids:
-                yield watch.push(decoder.push(token)), i < drafted
-            if watch.found:
-                return
+    steps = decoding.stream(loop, weights, request, context=target.context, vocab=target.config.vocab_size, seed=seed)
+    try:
+        for tokens, drafted in steps:
+            for i, token in enumerate(tokens):
+                if token not in target.eos_ids:
+                    yield watch.push(decoder.push(token)), i < drafted
+                if watch.found:
+                    return
+    except FloatingPointError:  # What was held back stands before the fault.
+        yield watch.push(decoder.finish()) + watch.finish(), False
+        raise
     yield watch.push(decoder.finish()) + watch.finish(), False
 
 

@@ -62,16 +62,17 @@ def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
         inspect.signature(maker).bind(target, **options)
         made = maker(target, **options)
     except TypeError as error:
-        takes = [p for p in inspect.signature(maker).parameters.values() if p.kind is not p.VAR_KEYWORD][1:]
-        raise ValueError(
-            f"drafter {name!r} does not take these options ({options}): {error}; it takes "
-            f"({', '.join(str(p).partition(':')[0] for p in takes)})"
-        ) from error
-    for field in ("num_nodes", "num_probes", "depth"):
+        _, *takes = inspect.signature(maker).parameters.values()
+        known = f"; it takes ({', '.join(str(p).partition(':')[0] for p in takes)})"
+        # A maker that hands its options on: the error itself names the one that is wrong.
+        known = "" if any(p.kind is p.VAR_KEYWORD for p in takes) else known
+        raise ValueError(f"drafter {name!r} does not take these options ({options}): {error}{known}") from error
+    whole = [field.name for field in dataclasses.fields(made.drafter) if field.type == "int"]
+    for field in dict.fromkeys(("num_nodes", "num_probes", "depth", *whole)):
         if not isinstance(size := getattr(made.drafter, field), numbers.Integral):
             raise ValueError(f"{field}={size!r} of drafter {name!r}; expected a whole number")
-        if field == "num_nodes" and int(size) > MAX_NODES:
-            raise ValueError(f"num_nodes={size} of drafter {name!r}; expected at most {MAX_NODES}")
+    if (nodes := int(made.drafter.num_nodes)) > MAX_NODES:
+        raise ValueError(f"num_nodes={nodes} of drafter {name!r}; expected at most {MAX_NODES}")
     return made
 
 

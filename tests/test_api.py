@@ -73,6 +73,8 @@ def test_what_is_no_target_no_drafter_and_no_seed(target: Target, drafting: Draf
         specjax.generate(target, drafting, "a", logit_bias={"a": 1.0})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="logit_bias has 1: 'b' in row 0; expected a token id and a number"):
         specjax.generate(target, drafting, "a", logit_bias={1: "b"})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="logit_bias of token 1 is 1000.* in row 0; expected a finite number"):
+        specjax.generate(target, drafting, "a", logit_bias={1: 10**400})
     with pytest.raises(ValueError, match=r"tv=2, draws=0, rows=64; expected tv in \(0, 1\]"):
         specjax.certify(target, drafting, tv=2)
     with pytest.raises(FileNotFoundError, match="no such model: None; expected smollm2"):

@@ -107,11 +107,10 @@ def certificate(
     else:
         verdict = "fail" if test.rejected else "pass"
     if verdict == "pass" and test.power < min_power:
-        enough = required_draws(test.cells, tv=test.tv, power=min_power, false_alarm=test.false_alarm)
         raise ValueError(
             f"{drafter} with {rule}: {test.draws} draws over {test.cells} cells ({test.pooled_mass:.2g} of "
             f"the mass pooled) have power {test.power:.3f} against total variation {test.tv}, {min_power} is "
-            f"needed: draw {enough} or more (twice that in each of two samples), over fewer rare outcomes."
+            f"needed: {_enough(test, min_power)}."
         )
     return Certificate(
         drafter=drafter,
@@ -128,6 +127,14 @@ def certificate(
         cells=test.cells,
         accepted=accepted,
     )
+
+
+def _enough(test: GTest, min_power: float) -> str:
+    seen = test.tv - test.pooled_mass
+    if seen <= 0:
+        return f"state a total variation well above {test.pooled_mass:.2g}, over fewer rare outcomes"
+    enough = required_draws(test.cells, tv=seen, power=min_power, false_alarm=test.false_alarm)
+    return f"draw {enough} or more (twice that in each of two samples), over fewer rare outcomes"
 
 
 def write_certificates(path: Any, rows: Sequence[Certificate], meta: Mapping[str, Any] | None = None) -> None:

@@ -36,8 +36,9 @@ class GTest:
             bound over all such laws.
         draws: number of draws (of the smaller sample, where there are two).
         cells: cells left after pooling.
-        pooled_mass: probability of the cell into which rare outcomes were pooled (0 where none was);
-            deviations inside it are invisible, and `power` allows for that.
+        pooled_mass: probability of what is not told apart: the cell into which rare outcomes were pooled (0
+            where none was), and what the caller says; deviations inside are invisible, and `power` allows
+            for that.
         tv: the deviation that `power` speaks of.
         false_alarm: the level at which `power` is stated.
     """
@@ -65,6 +66,7 @@ def g_test(
     tv: float = TOTAL_VARIATION,
     false_alarm: float = FALSE_ALARM,
     min_expected: float = MIN_EXPECTED,
+    merged: float = 0.0,
 ) -> GTest:
     """Tests counts of independent draws against a known law: `G = 2 sum O log(O / E)`, chi-square with cells
     - 1.
@@ -75,6 +77,7 @@ def g_test(
         tv: deviation for which the power is stated.
         false_alarm: level of the test.
         min_expected: cells expecting fewer draws are pooled into one.
+        merged: probability of outcomes that the caller merged into others, told apart by nothing.
 
     Raises:
         ValueError: shapes differ, counts are negative or all zero, the law is no law, or pooling leaves one
@@ -87,6 +90,7 @@ def g_test(
         raise ValueError(f"law sums to {law_k.sum()}: expected probabilities >= 0 that sum to 1 within 1e-6.")
     draws = int(counts_k.sum())
     groups, pooled_mass = _pool(law_k * draws, min_expected)
+    pooled_mass += merged
     observed, expected = _grouped(counts_k, groups), _grouped(law_k * draws, groups)
     if counts_k[law_k == 0].any():
         statistic = math.inf

@@ -110,7 +110,7 @@ def check_requests(requests: Sequence[Request], context: int, vocab: int) -> Non
             raise ValueError(f"prompt {i} is empty; expected at least one token")
         outside = [t for t in request.prompt if not _is_id(t, vocab)]
         if outside:
-            raise ValueError(f"prompt {i} holds token {outside[0]}; expected ids in 0..{vocab - 1}")
+            raise ValueError(f"prompt {i} holds token {outside[0]!r}; expected whole numbers in 0..{vocab - 1}")
         budget = request.max_new_tokens
         if not isinstance(budget, numbers.Real) or not (1 <= budget < math.inf and budget == int(budget)):
             raise ValueError(f"max_new_tokens={budget!r} for prompt {i}; expected at least 1, a whole number")
@@ -318,4 +318,4 @@ _insert = jax.jit(insert_row, donate_argnums=0)
 
 
 def _limit(request: Request, context: int) -> int:
-    return min(len(request.prompt) + request.max_new_tokens, context)
+    return min(len(request.prompt) + int(request.max_new_tokens), context)

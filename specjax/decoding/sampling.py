@@ -135,7 +135,7 @@ def _make_bias(
         for token, value in bias.items():
             if not (isinstance(token, numbers.Integral) and isinstance(value, numbers.Real)):
                 raise ValueError(f"logit_bias has {token!r}: {value!r} in row {row}; expected a token id and a number")
-            if not _finite(float(value)):
+            if not _finite(value):
                 raise ValueError(
                     f"logit_bias of token {token} is {value} in row {row}; expected a finite number "
                     "(suppress_tokens rules a token out)"

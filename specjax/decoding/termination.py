@@ -7,6 +7,7 @@ because nothing is emitted then.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 
 import jax
@@ -36,15 +37,15 @@ def check_stops(stops: Stops, vocab: int, what: str) -> None:
         ValueError: an empty or too long sequence, or an id outside the vocabulary; `what` names the request.
     """
     for i, stop in enumerate(stops):
-        if isinstance(stop, (str, int)):
+        if not isinstance(stop, Sequence | np.ndarray) or isinstance(stop, str):
             raise ValueError(f"stop sequence {i} of {what} is {stop!r}; expected a sequence of token ids")
         if not 1 <= len(stop) <= MAX_STOP_TOKENS:
             raise ValueError(
                 f"stop sequence {i} of {what} has {len(stop)} tokens; expected 1 to {MAX_STOP_TOKENS} of them"
             )
-        outside = [token for token in stop if not 0 <= token < vocab]
+        outside = [t for t in stop if not (isinstance(t, numbers.Integral) and 0 <= int(t) < vocab)]
         if outside:
-            raise ValueError(f"stop sequence {i} of {what} holds token {outside[0]}; expected ids in 0..{vocab - 1}")
+            raise ValueError(f"stop sequence {i} of {what} holds token {outside[0]!r}; expected ids in 0..{vocab - 1}")
 
 
 def stop_array(stops: Sequence[Stops]) -> np.ndarray | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,16 +19,15 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from specjax import decoding
-from specjax.analysis import Certificate, GTest, certificate, g_test, required_draws, top_with_rest
-from specjax.analysis.gtest import MIN_EXPECTED
-from specjax.decoding import Completion, DecodeState, Loop, Request, Weights, log_law, make_sampling
+from specjax.analysis import Certificate, GTest, certificate, g_test, required_draws
+from specjax.decoding import Completion, DecodeState, Loop, Request, Weights
+from specjax.evaluation.next_law import at_edge, make_cells, processed_logits, warped
 from specjax.evaluation.teacher import Teacher
 from specjax.models import Target
 
 FOREVER = 1 << 30
 BATCH = 8  # greedy texts that run together
 TOP = 32  # tokens of a next-token law that are cells of their own
-ROUNDINGS = 32  # of the logits, at random, that tell which tokens stand at the edge of a law's support
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +92,7 @@ def continuations(
 
     Raises:
         ValueError: the prompt is empty, holds ids outside the vocabulary, or leaves no room in the context.
+        FloatingPointError: the target's logits are NaN or infinite.
     """
     if draws < 1 or rows < 1:
         raise ValueError(f"draws={draws} and rows={rows}; expected both at least 1")
@@ -102,9 +101,14 @@ def continuations(
     decoding.check_requests([request], target.context - tokens, target.config.vocab_size)
     state = decoding.prefill(loop, weights, [request], context=target.context, seed=seed, buffer=buffer)
     ends = int(state.length[0])
+    decoding.check_fault(decoding.read_row(state, 0), "the prompt")
     parts, accepted, steps = [], 0, 0
     for first in range(0, draws, rows):
-        new, kept, taken = _continue(loop, weights, state, jax.random.key(seed), jnp.int32(first), rows, tokens)
+        new, kept, taken, fault = _continue(loop, weights, state, jax.random.key(seed), jnp.int32(first), rows, tokens)
+        if fault >= 0:
+            raise FloatingPointError(
+                f"a continuation of the prompt: the logits are NaN or infinite at position {fault}"
+            )
         parts.append(np.asarray(new))
         accepted, steps = accepted + int(kept), steps + int(taken)
     prompt = np.asarray(state.tokens)[0, :ends].tolist()
@@ -114,85 +118,15 @@ def continuations(
 @partial(jax.jit, static_argnames=("loop", "rows", "tokens"))
 def _continue(
     loop: Loop, weights: Weights, state: DecodeState, key: jax.Array, first: jax.Array, rows: int, tokens: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The single row of `state` under the requests `first`, `first + 1`, ...: new tokens, accepted drafts, steps."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The single row of `state` under the requests `first`, `first + 1`, ...: tokens, accepted drafts, steps, fault."""
     many = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape[1:])), state)
     request = jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(key, i)))(first + jnp.arange(rows))
     done = loop.run(weights, dataclasses.replace(many, request=request), jnp.int32(FOREVER))
     new = jax.lax.dynamic_slice_in_dim(done.tokens, state.length[0], tokens, axis=1)
     counts = done.statistics.accepted
-    return new, jnp.sum(counts * jnp.arange(counts.shape[1])), jnp.sum(done.statistics.steps)
-
-
-def next_law(teacher: Teacher, request: Request, context: Sequence[int]) -> np.ndarray:
-    """The law `[V]` float64 of the token behind a context, as the target itself states it.
-
-    Nothing of the loop is in it: one causal pass over the context, penalties counted on the host, then the warps.
-
-    Args:
-        teacher: the target.
-        request: prompt and sampling parameters.
-        context: the prompt's token ids, then what was emitted.
-    """
-    return _warped(_processed_logits(teacher, request, context)[None], request)[0]
-
-
-def _processed_logits(teacher: Teacher, request: Request, context: Sequence[int]) -> np.ndarray:
-    emitted = context[len(request.prompt) :]
-    logits_v = np.asarray(teacher.logits(context, (), 0), np.float64)
-    for token, value in request.logit_bias.items():
-        logits_v[token] += value
-    logits_v[list(request.suppress_tokens)] = -np.inf
-    for token in set(context):
-        logits_v[token] *= request.repetition_penalty if logits_v[token] < 0 else 1 / request.repetition_penalty
-    for token, times in Counter(emitted).items():
-        logits_v[token] -= request.frequency_penalty * times + request.presence_penalty
-    return logits_v
-
-
-def _warped(logits_nv: np.ndarray, request: Request) -> np.ndarray:
-    n = len(logits_nv)
-    warps = make_sampling([request.temperature] * n, [request.top_k] * n, [request.top_p] * n, [request.min_p] * n)
-    law_nv = np.exp(np.asarray(log_law(jnp.asarray(logits_nv, jnp.float32), warps), np.float64))
-    return law_nv / law_nv.sum(axis=1, keepdims=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cells:
-    """The outcomes of a test of one law: some tokens by themselves, the rest, and what the law never gives.
-
-    Attributes:
-        ids: `[K]` tokens that are cells of their own.
-        never: `[V]` bool, tokens outside the support whichever way the logits are rounded.
-    """
-
-    ids: np.ndarray
-    never: np.ndarray
-
-    def sums(self, values_v: np.ndarray) -> np.ndarray:
-        """A law or counts over the vocabulary as `[K + 2]`: the tokens, the rest, the impossible."""
-        possible = top_with_rest(np.where(self.never, 0, values_v), self.ids)
-        return np.append(possible, values_v[self.never].sum())
-
-
-def _edge(logits_v: np.ndarray, request: Request, bound: float) -> np.ndarray:
-    """Which tokens `[V]` rounding may take into the support or out of it: top-k, top-p and min-p cut a law off."""
-    noise_nv = np.random.default_rng(0).uniform(-bound / 2, bound / 2, (ROUNDINGS, logits_v.size))
-    inside_nv = _warped(np.concatenate([logits_v[None], logits_v + noise_nv]), request) > 0
-    return (inside_nv != inside_nv[:1]).any(axis=0)
-
-
-def _cells(law_v: np.ndarray, edge_v: np.ndarray, draws: int, top: int) -> _Cells:
-    """The likeliest tokens, `top` at most, that expect draws enough and do not stand at the edge.
-
-    Those at the edge belong to the rest. Where it would have no mass, the least likely of the others joins them.
-    """
-    sure_v = np.where(edge_v, 0, law_v)
-    ids = np.argsort(-sure_v)[:top]
-    ids = ids[sure_v[ids] * draws >= MIN_EXPECTED]
-    if edge_v.any() and np.isclose(law_v[ids].sum(), law_v.sum(), rtol=1e-12):
-        ids = ids[:-1]
-    return _Cells(ids, (law_v == 0) & ~edge_v)
+    kept = jnp.sum(counts * jnp.arange(counts.shape[1]))
+    return new, kept, jnp.sum(done.statistics.steps), jnp.max(done.fault)
 
 
 def certify_next_tokens(
@@ -216,9 +150,10 @@ def certify_next_tokens(
     own, the rest, and what the law cuts off, of which one draw is enough to fail; the likeliest one is split by the
     token behind it in the same way. So the test sees what a rule does at the root and behind it. The cells are chosen
     from the target's law, before anything is drawn. Tokens that rounding may move over the edge of top-k, top-p or
-    min-p belong to the rest. Where a token with much of the mass stands at the edge of top-p or min-p, the law itself
-    is in doubt, and the test may fail without a fault: take another prompt. In 16-bit precision the two passes differ
-    in more than the edge: keep `tv` above what rounding does to the law.
+    min-p belong to the rest, and their mass counts as unseen: where it is much, the test asks for more draws. Where one
+    token with much of the mass stands there, the law itself is in doubt, and the test may fail without a fault: take
+    another prompt. In 16-bit precision the two passes differ in more than the edge: keep `tv` above what rounding does
+    to the law.
 
     Args:
         claim: what is certified.
@@ -236,25 +171,28 @@ def certify_next_tokens(
 
     Raises:
         ValueError: the draws are too few for what they should prove.
+        FloatingPointError: the target's logits are NaN or infinite.
     """
     # Where little is left for a rest, it is pooled, and what is pooled counts as unseen: hence 0.9.
     draws = draws or required_draws(2 * top + 1, tv=0.9 * tv)
     found = continuations(target, loop, weights, request, tokens=2, draws=draws, rows=rows, seed=seed)
     drawn, size = found.tokens[:, 0], found.tokens.shape[0]
-    logits_v = _processed_logits(teacher, request, found.context)
-    first_v = _warped(logits_v[None], request)[0]
+    logits_v = processed_logits(teacher, request, found.context)
+    first_v = warped(logits_v, request)
     best = int(np.argmax(first_v))
-    logits_behind_v = _processed_logits(teacher, request, (*found.context, best))
-    behind_v = first_v[best] * _warped(logits_behind_v[None], request)[0]
+    logits_behind_v = processed_logits(teacher, request, (*found.context, best))
+    behind_v = first_v[best] * warped(logits_behind_v, request)
     first_v[best] = 0.0
-    first = _cells(first_v, _edge(logits_v, request, bound), size, top)
-    behind = _cells(behind_v, _edge(logits_behind_v, request, bound), size, top)
+    edge_v, edge_behind_v = at_edge(logits_v, request, bound), at_edge(logits_behind_v, request, bound)
+    first = make_cells(first_v, edge_v, size, top)
+    behind = make_cells(behind_v, edge_behind_v, size, top)
     counts_v = np.bincount(drawn[drawn != best], minlength=first_v.size)
     counts_behind_v = np.bincount(found.tokens[drawn == best, 1], minlength=first_v.size)
     test = g_test(
         np.concatenate([first.sums(counts_v), behind.sums(counts_behind_v)]),
         np.concatenate([first.sums(first_v), behind.sums(behind_v)]),
         tv=tv,
+        merged=float(first_v[edge_v].sum() + behind_v[edge_behind_v].sum()),
     )
     return _row(claim, request, test, "next tokens", found.accepted)
 

@@ -138,9 +138,10 @@ def cached_attention(q_btnh: jax.Array, layer: LayerCache, view: View, window: i
     q = q_btnh.reshape(batch, tokens, kv_heads, heads // kv_heads, width)
 
     def by_length(q: jax.Array, k: jax.Array, v: jax.Array, view: View) -> jax.Array:
-        # XLA cannot split a foreign call over devices.
+        # XLA cannot split a foreign call over devices. Elsewhere than on a CPU this is traced too, and never run.
         if (
-            q.dtype == k.dtype == jnp.float32
+            jax.default_backend() == "cpu"
+            and q.dtype == k.dtype == jnp.float32
             and tokens <= NATIVE_TOKENS
             and active_mesh() is None
             and native.available()

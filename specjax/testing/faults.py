@@ -14,12 +14,13 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.decoding import Context, Draft, Drafter, Keys, Kind, Rule, Sampling, Scores, Verdict, log_law
 from specjax.decoding.sampling import ACCEPT, RESIDUAL
 from specjax.decoding.tree import TreeSpec, ancestors
 from specjax.models import Decoder, KVCache
-from specjax.testing.sequences import LETTERS
+from specjax.testing.sequences import LETTERS, mild_law
 from specjax.testing.tables import TableTree, table_params
 from specjax.verification import Block, Recursive
 
@@ -325,6 +326,11 @@ def _members() -> dict[str, jax.Array]:
     return {"members": jnp.stack([table_params(LETTERS, seed)["logits"] for seed in (SEED, SEED + 1)])}
 
 
+def _likely() -> dict[str, jax.Array]:
+    """A table near the law of `markov_target`."""
+    return {"logits": jnp.asarray(np.log(mild_law()), jnp.float32) + 0.3 * table_params(LETTERS, SEED)["logits"]}
+
+
 def planted() -> dict[str, Fault]:
     """Every fault by name."""
     one = Recursive(ONE.depth)
@@ -333,7 +339,8 @@ def planted() -> dict[str, Fault]:
         "argmax child with a soft q": _drafts(take_argmax, ONE),
         "residual not renormalised": _rules(lambda r: Redrawn(r, residual_not_normalised), PAIR),
         "residual from raw p": _rules(lambda r: Redrawn(r, residual_from_raw_p), PAIR, sampling=WARPED),
-        "bonus from the wrong row": _rules(lambda r: Redrawn(r, bonus_from_parent), PAIR),
+        # A draft that is mostly accepted whole, whatever stands before it: else there is hardly a bonus.
+        "bonus from the wrong row": _rules(lambda r: Redrawn(r, bonus_from_parent), PAIR, params=_likely()),
         "without-replacement siblings scored with the unconditional q": _drafts(
             report_independent, SIBLINGS, "without_replacement"
         ),

@@ -16,7 +16,8 @@ import numpy as np
 from specjax.analysis import Certificate, sequence_counts
 from specjax.checkpoints.vocabularies import CONTROL, NORMAL, byte_level_bpe
 from specjax.decoding import Loop, Request, Weights
-from specjax.evaluation.certify import Claim, continuations, next_law, sequence_certificate
+from specjax.evaluation.certify import Claim, continuations, sequence_certificate
+from specjax.evaluation.next_law import next_law
 from specjax.evaluation.teacher import Teacher
 from specjax.models import ModelConfig, RopeConfig, Target, graph, init_decoder
 from specjax.models.target import config_hash
@@ -58,13 +59,18 @@ def four_token_target(*, layers: int = 2, seed: int = 0) -> Target:
     return _target("four tokens", config, params)
 
 
+def mild_law() -> np.ndarray:
+    """A random table of next-token laws `[4, 4]` in which no token is rare."""
+    return random_law(LETTERS, 0, sharpness=1.0)
+
+
 def markov_target(law_vv: np.ndarray | None = None) -> Target:
     """A target over four tokens whose law depends on the last one alone; in it all 64 sequences are likely enough.
 
     Args:
-        law_vv: P(next = j | last = i), a mild random one by default.
+        law_vv: P(next = j | last = i), `mild_law` by default.
     """
-    law_vv = random_law(LETTERS, 0, sharpness=1.0) if law_vv is None else law_vv
+    law_vv = mild_law() if law_vv is None else law_vv
     return _target("markov", markov_config(LETTERS), markov_params(law_vv))
 
 

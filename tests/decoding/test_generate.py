@@ -4,12 +4,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import specjax
 from specjax import build
 from specjax.decoding import Request, check_requests, generate, make_sampling, stream
 from specjax.drafting import DraftModel
+from specjax.evaluation.conversations import encode
 from specjax.testing import tiny_target
 
 
@@ -17,7 +19,7 @@ from specjax.testing import tiny_target
     "request_, message",
     [
         (Request((), 4), "prompt 0 is empty"),
-        (Request((1, 300), 4), "prompt 0 holds token 300; expected ids in 0..99"),
+        (Request((1, 300), 4), "prompt 0 holds token 300; expected whole numbers in 0..99"),
         (Request((1,), 0), "max_new_tokens=0 for prompt 0; expected at least 1"),
         (Request((1,), 2.5), "max_new_tokens=2.5 for prompt 0; expected at least 1, a whole number"),
         (Request((1,), 4, id=-1), "id=-1 of prompt 0; expected a number in 0..4294967295"),
@@ -37,6 +39,28 @@ def test_no_request_at_all():
 @pytest.fixture(scope="module")
 def target():
     return tiny_target()
+
+
+def test_a_budget_may_be_any_whole_number(target):
+    drafting = specjax.load_drafter("prompt_lookup", target, num_nodes=3)
+    for budget in (4.0, np.int64(4)):
+        assert len(specjax.generate(target, drafting, "a rose is", max_new_tokens=budget).completion.tokens) <= 4
+
+
+def test_text_held_back_is_streamed_in_front_of_a_fault(target):
+    drafting = specjax.load_drafter("prompt_lookup", target, num_nodes=3)
+    tokens = specjax.generate(target, drafting, "a rose is a rose", max_new_tokens=12).completion.tokens
+    prompt = encode(target, [{"role": "user", "content": "a rose is a rose"}])
+    end = next(i for i, t in enumerate(tokens) if i and t not in (*prompt, *tokens[:i], *target.eos_ids))
+    embedding = target.params["embed"]["embedding"].at[tokens[end]].set(jnp.nan)
+    broken = dataclasses.replace(target, params=target.params | {"embed": {"embedding": embedding}})
+    text, pieces = target.tokenizer.decode(tokens[: end + 1]), []
+    with pytest.raises(FloatingPointError, match=f"{end + 1} of output"):
+        for piece, _ in specjax.stream(
+            broken, drafting, "a rose is a rose", max_new_tokens=12, stop=text[-1] + "never"
+        ):
+            pieces.append(piece)
+    assert "".join(pieces) == text
 
 
 def test_streaming_yields_what_generation_returns(target):
@@ -86,6 +110,10 @@ def test_bad_names_and_misfits_are_named(target):
         specjax.generate(target, drafting, "a", rule="greedy", temperature=1.0)
     with pytest.raises(ValueError, match="does not take these options"):
         specjax.load_drafter("prompt_lookup", target, gamma=3)
+    with pytest.raises(ValueError, match="max_ngram=2.5 of drafter 'prompt_lookup'; expected a whole number"):
+        specjax.load_drafter("prompt_lookup", target, max_ngram=2.5)
+    with pytest.raises(ValueError, match=r"unexpected keyword argument 'foo'$"):
+        specjax.load_drafter("recycling", target, foo=1)
     with pytest.raises(ValueError, match="min_ngram=4 and max_ngram=3"):
         specjax.load_drafter("prompt_lookup", target, min_ngram=4)
     with pytest.raises(ValueError, match="the prompt is empty"):

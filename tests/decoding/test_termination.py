@@ -147,6 +147,9 @@ def test_every_budget_is_kept_to_the_token(always_right):
         (((1, 13),), r"stop sequence 0 of prompt 0 holds token 13; expected ids in 0..12"),
         (("ab",), r"stop sequence 0 of prompt 0 is 'ab'; expected a sequence of token ids"),
         ((3,), r"stop sequence 0 of prompt 0 is 3"),
+        ((np.int64(3),), r"stop sequence 0 of prompt 0 is np.int64\(3\)"),
+        (((1.7,),), r"stop sequence 0 of prompt 0 holds token 1.7; expected ids"),
+        ((("a",),), r"stop sequence 0 of prompt 0 holds token 'a'; expected ids"),
     ],
 )
 def test_bad_stop_sequences_are_named(stop, message):

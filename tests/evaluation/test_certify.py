@@ -6,11 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from specjax.decoding import Loop, Request, Weights, generate
+from specjax.analysis import certificate, g_test, required_draws
+from specjax.decoding import Loop, Request, Weights, generate, log_law, make_sampling
 from specjax.drafting import Autoregressive, DraftModel, PromptLookup
 from specjax.drafting.registry import Drafting
 from specjax.evaluation import certify
 from specjax.evaluation.certify import Claim
+from specjax.evaluation.next_law import at_edge, make_cells
 from specjax.evaluation.teacher import Teacher
 from specjax.testing import noisy_draft, tiny_target
 from specjax.verification import Greedy, Recursive
@@ -65,17 +67,17 @@ def test_few_draws_are_no_proof(target, drafting):
 def test_cells_are_the_likely_tokens_that_expect_draws():
     law = np.array([0.5, 0.005, 0.3, 0.195])
     none = np.zeros(4, bool)
-    assert certify._cells(law, none, 1000, 2).ids.tolist() == [0, 2]
-    assert certify._cells(law, none, 1000, 9).ids.tolist() == [0, 2, 3]
+    assert make_cells(law, none, 1000, 2).ids.tolist() == [0, 2]
+    assert make_cells(law, none, 1000, 9).ids.tolist() == [0, 2, 3]
 
 
 def test_tokens_at_the_edge_of_the_support_are_in_the_rest():
     law, edge = np.array([0.6, 0.0, 0.3, 0.1, 0.0]), np.array([False, True, False, True, False])
-    cells = certify._cells(law, edge, 1000, 9)
+    cells = make_cells(law, edge, 1000, 9)
     assert cells.ids.tolist() == [0, 2] and np.allclose(cells.sums(law), [0.6, 0.3, 0.1, 0])
     assert cells.sums(np.array([1, 2, 3, 4, 5])).tolist() == [1, 3, 6, 5]
     # The edge's only token has no mass: a draw of it is no fault.
-    cells = certify._cells(law, np.array([False, True, False, False, False]), 1000, 9)
+    cells = make_cells(law, np.array([False, True, False, False, False]), 1000, 9)
     assert cells.ids.tolist() == [0, 2] and np.allclose(cells.sums(law), [0.6, 0.3, 0.1, 0])
 
 
@@ -83,9 +85,59 @@ def test_tokens_at_the_edge_of_the_support_are_in_the_rest():
 def test_rounding_moves_the_edge_of_every_warp(warp):
     request = Request(PROMPT, 2, temperature=1.0, **warp)
     logits = np.log(np.array([0.6, 0.2401, 0.06, 0.0599, 0.04]))  # cuts: behind the third; at 0.9001; at 0.05994
-    assert not certify._edge(logits, request, 1e-5).any()
-    moved = np.flatnonzero(certify._edge(logits, request, 1e-2))
+    assert not at_edge(logits, request, 1e-5).any()
+    moved = np.flatnonzero(at_edge(logits, request, 1e-2))
     assert moved.size and set(moved) <= {2, 3}
+
+
+@pytest.mark.parametrize("warp", [{"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.05}, {"top_k": 9, "top_p": 0.7}])
+def test_no_rounding_moves_a_token_that_is_not_at_the_edge(warp):
+    request = Request(PROMPT, 2, temperature=0.7, **warp)
+    rng, bound, moved = np.random.default_rng(0), 0.1, 0
+    alone = 2 * np.eye(30) - 1  # one token against all others
+    for _ in range(10):
+        logits = rng.normal(size=30)
+        noise = 0.499 * bound * np.concatenate([np.zeros((1, 30)), alone, -alone, rng.uniform(-1, 1, (200, 30))])
+        inside = support(logits + noise, request)
+        changed, edge = (inside != inside[0]).any(axis=0), at_edge(logits, request, bound)
+        assert not (changed & ~edge).any() and edge.sum() <= 8
+        moved += changed.sum()
+    assert moved
+
+
+def support(logits_nv, request):
+    n = len(logits_nv)
+    warps = make_sampling([request.temperature] * n, [request.top_k] * n, [request.top_p] * n, [request.min_p] * n)
+    return np.isfinite(np.asarray(log_law(jax.numpy.asarray(logits_nv, jax.numpy.float32), warps)))
+
+
+def test_merged_mass_counts_against_the_power():
+    counts, law = np.array([600, 300, 100]), np.array([0.6, 0.3, 0.1])
+    whole, merged = g_test(counts, law, tv=0.2), g_test(counts, law, tv=0.2, merged=0.1)
+    assert merged.pooled_mass == pytest.approx(0.1) and merged.power == g_test(counts, law, tv=0.1).power < whole.power
+    with pytest.raises(ValueError, match="state a total variation well above 0.25"):
+        certificate("a", "b", "T=1", g_test(counts, law, tv=0.2, merged=0.25))
+    enough = required_draws(3, tv=0.1)
+    with pytest.raises(ValueError, match=f"draw {enough} or more"):
+        certificate("a", "b", "T=1", merged)
+
+
+def test_a_target_that_faults_is_not_certified(target, drafting):
+    broken = jax.tree.map(lambda x: x * jax.numpy.nan, target.params)
+    with pytest.raises(FloatingPointError, match="the prompt: the target's logits are NaN"):
+        next_tokens(dataclasses.replace(target, params=broken), drafting, Recursive(2))
+    # A token whose own embedding is broken: behind it the loop faults.
+    loop = Loop(target.graph, drafting.drafter, Recursive(2), ())
+    request, shape = Request(PROMPT, 2, temperature=0.4), {"tokens": 2, "draws": 1024, "rows": 1024}
+    drawn = certify.continuations(
+        target, loop, Weights(target.params, drafting.params, drafting.tables), request, **shape
+    ).tokens[:, 0]
+    often = next(t for t in np.argsort(-np.bincount(drawn)) if t not in PROMPT)
+    assert (drawn == often).any()
+    broken = jax.tree.map(jax.numpy.copy, target.params)
+    broken["embed"]["embedding"] = broken["embed"]["embedding"].at[often].set(jax.numpy.nan)
+    with pytest.raises(FloatingPointError, match="a continuation of the prompt: the logits are NaN or infinite at pos"):
+        certify.continuations(target, loop, Weights(broken, drafting.params, drafting.tables), request, **shape)
 
 
 def test_the_law_of_a_target_in_16_bits_is_certified_where_it_is_cut_off(target, drafting):

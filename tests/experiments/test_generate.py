@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 from absl import flags
 from rich.console import Console
@@ -82,6 +84,16 @@ def test_the_answer_is_that_of_the_library_and_is_counted(
     stop = text[len(text) // 2 :][:2]
     cut = "".join(piece for piece, _ in generate.stream(loop, weights, request, target, 0, generate.Tally(), (stop,)))
     assert stop and cut == text.split(stop)[0]
+
+    # Behind a token whose embedding is broken everything is NaN: what stands in front of it is shown and counted.
+    end = next(i for i, t in enumerate(done.tokens) if i > 2 and t not in (*request.prompt, *done.tokens[:i]))
+    embedding = weights.target["embed"]["embedding"].at[done.tokens[end]].set(jnp.nan)
+    broken = dataclasses.replace(weights, target=weights.target | {"embed": {"embedding": embedding}})
+    pieces, tally = [], generate.Tally()
+    with pytest.raises(FloatingPointError, match=f"{end + 1} of output"):
+        for piece, _ in generate.stream(loop, broken, request, target, 0, tally):
+            pieces.append(piece)
+    assert "".join(pieces) == target.tokenizer.decode(done.tokens[: end + 1]) and tally.tokens == end + 1
 
 
 def test_settings_of_the_answer_are_checked_before_a_model_is_loaded(prompt) -> None:

@@ -51,3 +51,19 @@ def test_many_rows_and_no_compiler_fall_to_xla(monkeypatch):
     np.testing.assert_allclose(linear(x, w.T[None]), x @ w, rtol=1e-5)
     monkeypatch.setattr(native, "available", lambda: False)
     np.testing.assert_allclose(linear(x[:2], w.T[None]), x[:2] @ w, rtol=1e-5)
+
+
+def test_a_compiler_that_fails_is_said_and_xla_serves(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "compiler", lambda: "false")
+    monkeypatch.setattr(native, "CACHE", tmp_path)
+    with pytest.warns(RuntimeWarning, match="no native kernels.*false could not compile skinny_matmul.cc"):
+        assert not native.available.__wrapped__()
+    assert not list(tmp_path.iterdir())
+
+
+def test_kernels_are_built_where_no_home_can_be_written(kernel, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(native, "CACHE", tmp_path / "file" / "native")
+    with pytest.warns(RuntimeWarning, match="native cannot be written.*every process compiles its kernels"):
+        cache = native._cache()
+    assert cache.is_dir() and not list(cache.iterdir())

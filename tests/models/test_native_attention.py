@@ -64,7 +64,7 @@ def test_values(heads, kv_heads, width, window, softcap):
     np.testing.assert_allclose(found, dense(q, layer, view, window, softcap), rtol=2e-5, atol=2e-5)
 
 
-def test_a_token_is_the_same_bits_in_every_batch_and_every_draft():
+def test_a_token_is_the_same_bits_in_every_batch_and_every_chain():
     q, layer, view = case(5, 6, 2, 24, (0, 1, 2, 3, 4, 5, 6))
     view = dataclasses.replace(causal_view(view.prefix, 8), prefix=view.prefix)
     run = jax.jit(cached_attention, static_argnums=(3, 4))

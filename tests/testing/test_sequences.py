@@ -7,7 +7,8 @@ import pytest
 
 from specjax.decoding import Loop, Request, Weights
 from specjax.drafting import Autoregressive, PromptLookup
-from specjax.evaluation.certify import Claim, continuations, next_law
+from specjax.evaluation.certify import Claim, continuations
+from specjax.evaluation.next_law import next_law
 from specjax.evaluation.teacher import Teacher
 from specjax.testing import markov, sequences
 from specjax.verification import OneHot, Recursive

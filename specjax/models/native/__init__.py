@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import hashlib
@@ -9,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import warnings
 from pathlib import Path
 
 import jax
@@ -32,13 +34,16 @@ def compiler() -> str | None:
 def available() -> bool:
     """Whether the kernels can be used here; compiles and registers them at the first call.
 
-    Raises:
-        RuntimeError: there is a compiler, but it fails; holds its message.
+    Where a compiler fails, a warning says so with its message, and XLA's own, slower products serve.
     """
     command = compiler()
     if command is None:
         return False
-    library = ctypes.cdll.LoadLibrary(str(_build(command)))
+    try:
+        library = ctypes.cdll.LoadLibrary(str(_build(command)))
+    except (OSError, RuntimeError) as error:
+        warnings.warn(f"no native kernels, decoding on a CPU is slower: {error}", RuntimeWarning, stacklevel=2)
+        return False
     for name in (MATMUL, ATTENTION):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     return True
@@ -78,6 +83,22 @@ def cached_attention(
     return call(q_btkgh, k_bskh, v_bskh, prefix_b, mask_btm, depths_bm, **options)
 
 
+def _cache() -> Path:
+    """Where libraries are kept: below the home directory, or for this process alone where that cannot be written."""
+    try:
+        cache = CACHE.expanduser()
+        cache.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache).close()
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+        warnings.warn(
+            f"{CACHE} cannot be written ({error}): every process compiles its kernels", RuntimeWarning, stacklevel=4
+        )
+        own = Path(tempfile.mkdtemp(prefix="specjax-native-"))
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+        return own
+    return cache
+
+
 def _build(command: str) -> Path:
     include = Path(jax.ffi.include_dir())
     version = subprocess.run([command, "--version"], capture_output=True, text=True, check=False).stdout
@@ -88,10 +109,9 @@ def _build(command: str) -> Path:
     texts = ((HERE / name).read_text() for name in (*SOURCES, *HEADERS))
     parts = (*texts, version, flags, jax.__version__, " ".join(FLAGS))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    cache = CACHE.expanduser()
+    cache = _cache()
     library = cache / f"kernels-{key}.so"
     if not library.exists():
-        cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             built = Path(scratch) / "kernels.so"
             sources = [str(HERE / name) for name in SOURCES]

@@ -2,11 +2,13 @@
 // and only the slots that a token sees are touched at all.
 //
 // XLA's CPU backend turns these batched products into plain loops, and pays for every token and row anew. Slots are
-// taken in one order, whatever stands beside a token: its result is the same bits in every batch and every draft.
+// taken in one order, whatever stands beside a token: its result is the same bits in every batch and every chain. Of a
+// tree it may differ in the last bit: siblings stand between a token and what it sees, and move the bounds of blocks.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "parallel.h"
@@ -50,6 +52,18 @@ struct Options {
 };
 
 // Adds up lanes that differ in one bit: of `a` where that bit of the lane is 0, of `b` where it is 1.
+#if defined(__clang__)
+template <int Bit, int... Lane>
+inline Vec FoldLanes(Vec a, Vec b, std::integer_sequence<int, Lane...>) {
+  return __builtin_shufflevector(a, b, ((Lane & Bit ? kLanes : 0) + Lane)...) +
+         __builtin_shufflevector(a, b, ((Lane & Bit ? kLanes : 0) + (Lane ^ Bit))...);
+}
+
+template <int Bit>
+inline Vec Fold(Vec a, Vec b) {
+  return FoldLanes<Bit>(a, b, std::make_integer_sequence<int, kLanes>());
+}
+#else
 template <int Bit>
 inline Vec Fold(Vec a, Vec b) {
   IntVec stay, cross;
@@ -60,6 +74,7 @@ inline Vec Fold(Vec a, Vec b) {
   }
   return __builtin_shuffle(a, b, stay) + __builtin_shuffle(a, b, cross);
 }
+#endif
 
 // Lane i of the result is the sum over the lanes of v[i]; a tree, without leaving the registers.
 template <int Count>
