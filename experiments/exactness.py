@@ -7,6 +7,7 @@ fault, on a target with four tokens; or, on a real model, of the zoo's drafters.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -97,10 +98,17 @@ def tiny_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[
     """All certificates on targets with four tokens: drafters on a network, rules and faults on a table.
 
     Raises:
-        ValueError: an unknown part.
+        ValueError: an unknown part or name, no deviation to have power against, or no draws.
     """
     if unknown := [part for part in config.parts if part not in PARTS]:
         raise ValueError(f"parts={tuple(config.parts)}: unknown {unknown[0]!r}; known: {', '.join(PARTS)}")
+    if not 0 < config.tv <= 1 or config.draws < 1:
+        raise ValueError(f"tv={config.tv} and draws={config.draws}; expected tv in (0, 1] and draws >= 1")
+    names = [*build.DRAFTERS, *build.RULES, *planted()]
+    if unknown := [name for name in config.only if name not in names]:
+        close = difflib.get_close_matches(unknown[0], names, 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"only names {unknown[0]!r}; {hint}expected drafters, rules or faults: {', '.join(names)}")
     target, markov = four_token_target(), markov_target()
     drafters, left_out = carried(target)
     for name, reason in left_out.items():

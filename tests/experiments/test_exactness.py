@@ -60,8 +60,13 @@ def test_a_model_of_ones_own(tiny: Path, in_workdir: Path) -> None:
 def test_what_is_asked_for_must_exist(in_workdir: Path) -> None:
     with pytest.raises(ValueError, match="unknown 'fault'; known: drafters, rules, faults"):
         exactness.main(quick(parts=("fault",)))
+    with pytest.raises(ValueError, match="only names 'blok'; did you mean 'block'"):
+        exactness.main(quick(only=("blok",)))
+    for wrong in ({"tv": 0.0}, {"draws": 0}):
+        with pytest.raises(ValueError, match="expected tv in .0, 1. and draws >= 1"):
+            exactness.main(quick(**wrong))
     with pytest.raises(ValueError, match="leave nothing to certify"):
-        exactness.main(quick(only=("nothing",)))
+        exactness.main(quick(only=("greedy",), shard="8/9"))
     for shard in ("2/2", "1", "-1/2", "a/b"):
         with pytest.raises(ValueError, match=f"shard='{shard}': expected i/n with 0 <= i < n"):
             exactness.main(quick(shard=shard))
