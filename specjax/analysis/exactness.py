@@ -130,9 +130,10 @@ def certificate(
 
 
 def _enough(test: GTest, min_power: float) -> str:
-    seen = test.tv - test.pooled_mass
+    """What to do about a test that is too weak. More draws leave less to pool; what is merged stays."""
+    seen = test.tv - test.merged
     if seen <= 0:
-        return f"state a total variation well above {test.pooled_mass:.2g}, over fewer rare outcomes"
+        return f"state a total variation well above {test.merged:.2g}, which no test of these outcomes tells apart"
     enough = required_draws(test.cells, tv=seen, power=min_power, false_alarm=test.false_alarm)
     return f"draw {enough} or more (twice that in each of two samples), over fewer rare outcomes"
 

@@ -36,11 +36,11 @@ class GTest:
             bound over all such laws.
         draws: number of draws (of the smaller sample, where there are two).
         cells: cells left after pooling.
-        pooled_mass: probability of what is not told apart: the cell into which rare outcomes were pooled (0
-            where none was), and what the caller says; deviations inside are invisible, and `power` allows
-            for that.
+        pooled_mass: probability of the cell into which rare outcomes were pooled (0 where none was);
+            deviations inside it are invisible, and `power` allows for that.
         tv: the deviation that `power` speaks of.
         false_alarm: the level at which `power` is stated.
+        merged: probability of outcomes that the caller told apart by nothing, which `power` allows for too.
     """
 
     statistic: float
@@ -52,6 +52,7 @@ class GTest:
     pooled_mass: float
     tv: float
     false_alarm: float
+    merged: float = 0.0
 
     @property
     def rejected(self) -> bool:
@@ -77,7 +78,7 @@ def g_test(
         tv: deviation for which the power is stated.
         false_alarm: level of the test.
         min_expected: cells expecting fewer draws are pooled into one.
-        merged: probability of outcomes that the caller merged into others, told apart by nothing.
+        merged: probability of outcomes that the caller merged into others.
 
     Raises:
         ValueError: shapes differ, counts are negative or all zero, the law is no law, or pooling leaves one
@@ -90,16 +91,15 @@ def g_test(
         raise ValueError(f"law sums to {law_k.sum()}: expected probabilities >= 0 that sum to 1 within 1e-6.")
     draws = int(counts_k.sum())
     groups, pooled_mass = _pool(law_k * draws, min_expected)
-    pooled_mass += merged
     observed, expected = _grouped(counts_k, groups), _grouped(law_k * draws, groups)
     if counts_k[law_k == 0].any():
         statistic = math.inf
     else:
         statistic = float(2 * (xlogy(observed, observed) - xlogy(observed, expected)).sum())
     dof = int(groups.max())
-    power = g_test_power(draws, dof + 1, tv=max(tv - pooled_mass, 0.0), false_alarm=false_alarm)
+    power = g_test_power(draws, dof + 1, tv=max(tv - pooled_mass - merged, 0.0), false_alarm=false_alarm)
     p_value = float(stats.chi2.sf(statistic, dof))
-    return GTest(statistic, dof, p_value, power, draws, dof + 1, pooled_mass, tv, false_alarm)
+    return GTest(statistic, dof, p_value, power, draws, dof + 1, pooled_mass, tv, false_alarm, merged)
 
 
 def g_test_two_sample(

@@ -17,7 +17,8 @@ def longest_match(draft: Draft, scores: Scores, choice_bm: jax.Array, overlap_bn
     Args:
         draft: any tree.
         scores: for NaN detection.
-        choice_bm: `[B, N + 1]` int32, the token that the target chose at root and nodes.
+        choice_bm: `[B, N + 1]` int32, the token that the target chose at root and nodes; where its choices do not lead
+            to, it may be -1 for none.
         overlap_bn: `[B, N]` float32, p(x) of each node under its parent's law (0 or 1 when greedy).
         depth: D.
     """

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from specjax.decoding.draft import Draft, Kind, Scores, Verdict
 from specjax.decoding.sampling import SAMPLE, Keys, Sampling, draw, log_law
+from specjax.verification.laws import pick
 from specjax.verification.longest_match import longest_match
 
 
@@ -34,15 +35,29 @@ class OneHot:
             p_bn = (draft.tokens == at_parent).astype(jnp.float32)
         else:
             laws = log_law(scores.logits, sampling)
-            choice = self._draw_all(laws, scores, keys)
+            choice = self._draw(draft, laws, scores, keys)
             at_parent = jnp.take_along_axis(laws, (draft.parents + 1)[..., None], axis=1)
             p_bn = jnp.exp(jnp.take_along_axis(at_parent, draft.tokens[..., None], axis=2)[..., 0])
         return longest_match(draft, scores, choice, p_bn, self.depth)
 
-    def _draw_all(self, laws_bmv: jax.Array, scores: Scores, keys: Keys) -> jax.Array:
-        """One draw at root and nodes `[B, N + 1]`; nodes at one position share its key."""
+    def _draw(self, draft: Draft, laws_bmv: jax.Array, scores: Scores, keys: Keys) -> jax.Array:
+        """The target's draws `[B, N + 1]` at the root and at the nodes that they lead to, -1 at all others.
 
-        def at_node(law_bv: jax.Array, depth_b: jax.Array) -> jax.Array:
-            return draw(keys.at(SAMPLE, keys.length + depth_b, 0), law_bv)
+        A draw over a vocabulary is the dear part: one after the other, so that nodes nobody gets to cost none.
+        """
+        nodes = jnp.arange(laws_bmv.shape[1])
 
-        return jax.vmap(at_node, in_axes=1, out_axes=1)(laws_bmv, scores.depths)
+        def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            choice, waiting = carry
+            here = jnp.argmax(waiting, axis=-1)  # The first; root and nodes by their place in `scores`.
+            depth = pick(scores.depths, here)
+            token = draw(keys.at(SAMPLE, keys.length + depth, 0), pick(laws_bmv, here))
+            drawn = waiting & (nodes == here[:, None])
+            led_to = draft.valid & (draft.parents + 1 == here[:, None]) & (draft.tokens == token[:, None])
+            led_to &= drawn.any(-1, keepdims=True)
+            waiting = (waiting & ~drawn) | jnp.pad(led_to, ((0, 0), (1, 0)))
+            return jnp.where(drawn, token[:, None], choice), waiting
+
+        shape = laws_bmv.shape[:2]
+        start = jnp.full(shape, -1, jnp.int32), jnp.broadcast_to(nodes == 0, shape)
+        return jax.lax.while_loop(lambda carry: carry[1].any(), body, start)[0]
