@@ -36,8 +36,9 @@ class OneHot:
         else:
             laws = log_law(scores.logits, sampling)
             choice = self._draw(draft, laws, scores, keys)
-            at_parent = jnp.take_along_axis(laws, (draft.parents + 1)[..., None], axis=1)
-            p_bn = jnp.exp(jnp.take_along_axis(at_parent, draft.tokens[..., None], axis=2)[..., 0])
+            p_bn = jnp.exp(
+                jax.vmap(lambda law, parent, token: law[parent + 1, token])(laws, draft.parents, draft.tokens)
+            )
         return longest_match(draft, scores, choice, p_bn, self.depth)
 
     def _draw(self, draft: Draft, laws_bmv: jax.Array, scores: Scores, keys: Keys) -> jax.Array:
