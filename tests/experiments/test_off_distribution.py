@@ -112,6 +112,7 @@ def test_the_study(tiny: Path, in_workdir: Path) -> None:
     assert rows["noise 40%"]["alpha"] < rows["draft"]["alpha"]
     assert rows["noise 40%"]["draft_perplexity"] > rows["draft"]["draft_perplexity"] > 1
     assert all(r["matches_baseline"] for r in rows.values())
-    # Target and draft are of one size here: nothing can pay.
-    assert all(rows[label]["planned_nodes"] == 0 for label in ("draft", "noise 40%", "draft, plain template"))
+    # What pays hangs on measured times; that the planner drafts only where it predicts a gain does not.
+    for label in ("draft", "noise 40%", "draft, plain template"):
+        assert (rows[label]["planned_nodes"] > 0) == (rows[label]["planned_speedup"] > 1)
     assert set(off_distribution.DEFINED) <= set(found["meta"]["definitions"])

@@ -99,7 +99,7 @@ class Members:
                     f"member {_name(entry)} does not draft chains of any length, as this ensemble asks: {error}"
                 ) from error
 
-        return Members(tuple(resize(entry) for entry in self.entries))
+        return dataclasses.replace(self, entries=tuple(resize(entry) for entry in self.entries))
 
     def reading(self, window: int) -> Members:
         """The same members; draft models feed so many committed tokens first, over those of theirs that were rejected.
@@ -115,7 +115,7 @@ class Members:
             wider = dataclasses.replace(drafter, window=max(window, drafter.window))
             return Stack(wider, entry.count) if isinstance(entry, Stack) else wider
 
-        return Members(tuple(widen(entry) for entry in self.entries))
+        return dataclasses.replace(self, entries=tuple(widen(entry) for entry in self.entries))
 
     def check_depth(self, depth: int) -> None:
         """Refuses members that could not take in a path as long as the ensemble's.
