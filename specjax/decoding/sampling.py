@@ -288,15 +288,28 @@ class Keys:
         """Draws one token a row `[B]` from log-probabilities `[B, V]`."""
         return draw(self.at(purpose, self.length, slot), log_law_bv)
 
+    def sample_distinct(self, purpose: int, slot: jax.Array | int, log_law_bv: jax.Array, count: int) -> jax.Array:
+        """Draws tokens `[B, count]` one after another, each from what the earlier ones leave of the law `[B, V]`.
+
+        By Gumbel top-k (Kool et al. 2019, 1903.06059): the order of perturbed log-probabilities is that of draws
+        without replacement. Where the law has fewer tokens, the last ones have no probability.
+        """
+        keys = self.at(purpose, self.length, slot)
+        return jax.lax.top_k(log_law_bv + _gumbel(keys, log_law_bv.shape[-1]), count)[1].astype(jnp.int32)
+
 
 def draw(keys_b: jax.Array, log_law_bv: jax.Array) -> jax.Array:
-    """Gumbel-argmax draw `[B]` int32 from each row of log-probabilities `[B, V]`.
+    """Gumbel-argmax draw `[B]` int32 from each row of log-probabilities `[B, V]`."""
+    return jnp.argmax(log_law_bv + _gumbel(keys_b, log_law_bv.shape[-1]), -1).astype(jnp.int32)
 
-    JAX's default noise comes from 23 random bits: tokens less likely than 1e-7 would hardly ever be drawn, and with a
+
+def _gumbel(keys_b: jax.Array, vocab: int) -> jax.Array:
+    """Gumbel noise `[B, V]`.
+
+    JAX's default comes from 23 random bits: tokens less likely than 1e-7 would hardly ever be drawn, and with a
     vocabulary of 128,256 up to 0.8 % of a law may lie there. `high` takes 46.
     """
-    gumbel = jax.vmap(lambda k: jax.random.gumbel(k, log_law_bv.shape[-1:], jnp.float32, mode="high"))(keys_b)
-    return jnp.argmax(log_law_bv + gumbel, -1).astype(jnp.int32)
+    return jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32, mode="high"))(keys_b)
 
 
 def next_token(logits_bv: jax.Array, sampling: Sampling, keys: Keys, position_b: jax.Array) -> jax.Array:

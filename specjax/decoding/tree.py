@@ -13,6 +13,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.decoding.draft import Draft
 from specjax.models import View, causal_view
@@ -87,6 +88,23 @@ class TreeSpec:
     def is_chain(self) -> bool:
         """Parents are -1, 0, 1, ..."""
         return self.parents == tuple(range(-1, self.num_nodes - 1))
+
+    def on_paths(self, nodes: Sequence[int], ran: Sequence[int]) -> np.ndarray:
+        """`[n, len(ran)]` bool: which of the nodes that ran lie on each node's path, itself included; -1 is the root.
+
+        Args:
+            nodes: the rows.
+            ran: the columns, nodes that a drafter has run in this order.
+        """
+        column = {node: place for place, node in enumerate(ran)}
+        seen = np.zeros((len(nodes), len(ran)), bool)
+        for row, node in enumerate(nodes):
+            at = int(node)
+            while at >= 0:
+                if at in column:
+                    seen[row, column[at]] = True
+                at = self.parents[at]
+        return seen
 
     def require_depth(self, most: int, why: str) -> None:
         """Raises ValueError when the tree is deeper than `most`; `why` says what sets the bound."""

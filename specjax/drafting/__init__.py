@@ -3,6 +3,7 @@
 from specjax.drafting.adaptive import Adaptive
 from specjax.drafting.autoregressive import Autoregressive
 from specjax.drafting.draft_model import DraftModel
+from specjax.drafting.draft_tree import DraftTree
 from specjax.drafting.eagle import EagleChain
 from specjax.drafting.eagle2 import EagleTree
 from specjax.drafting.early_exit import EarlyExit
@@ -23,6 +24,7 @@ __all__ = [
     "Adaptive",
     "Autoregressive",
     "DraftModel",
+    "DraftTree",
     "EagleChain",
     "EagleTree",
     "EarlyExit",

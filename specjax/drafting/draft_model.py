@@ -34,8 +34,68 @@ class DraftModelState:
     cache: KVCache
 
 
+class DraftNetwork:
+    """A decoder of its own that drafts: network, KV cache and prompt. Its drafters are frozen dataclasses."""
+
+    config: ModelConfig
+    shares: tuple[str, ...]
+
+    @property
+    def graph(self) -> nnx.GraphDef[Decoder]:
+        """The draft network's static graph."""
+        return graph(self.config)[0]
+
+    def init_params(self, key: jax.Array, target: Decoder) -> tuple[Any, Any]:
+        """A random network without the shared groups; an identity draft vocabulary."""
+        del target
+        params = {name: group for name, group in init_decoder(self.config, key).items() if name not in self.shares}
+        return params, {}
+
+    def network(self, params: Any, target: Decoder) -> Decoder:
+        """The draft network, shared groups taken from the target."""
+        borrowed = {name: split(getattr(target, name))[1] for name in self.shares}
+        return merge(self.graph, {**params, **borrowed})
+
+    def init_state(self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int) -> DraftModelState:
+        """An empty cache."""
+        del params, tables, target
+        return DraftModelState(init_cache(self.config, batch, capacity))
+
+    def extend(
+        self,
+        params: Any,
+        tables: Any,
+        target: Decoder,
+        state: DraftModelState,
+        tokens: jax.Array,
+        positions: jax.Array,
+        taps: dict[Tap, jax.Array],
+        valid: jax.Array,
+    ) -> DraftModelState:
+        """Runs the draft over a prompt chunk."""
+        del tables, taps, valid
+        view = causal_view(positions[:, 0], tokens.shape[1])
+        _, cache = self.network(params, target).cached(tokens, state.cache, view)
+        return DraftModelState(cache)
+
+    def commit(
+        self,
+        params: Any,
+        tables: Any,
+        target: Decoder,
+        state: DraftModelState,
+        context: Context,
+        draft: Draft,
+        scores: Scores,
+        verdict: Verdict,
+    ) -> DraftModelState:
+        """Nothing to do: the next step feeds the last committed tokens, wherever they stand."""
+        del params, tables, target, context, draft, scores, verdict
+        return state
+
+
 @dataclasses.dataclass(frozen=True)
-class DraftModel:
+class DraftModel(DraftNetwork):
     """A chain from a decoder of its own.
 
     The first pass of a step feeds the last two committed tokens: after a fully accepted chain the cache lacks the
@@ -79,47 +139,9 @@ class DraftModel:
         """One a token."""
         return self.num_nodes
 
-    @property
-    def graph(self) -> nnx.GraphDef[Decoder]:
-        """The draft network's static graph."""
-        return graph(self.config)[0]
-
     def kind(self, sampling: Sampling) -> Kind:
         """Greedy drafts are choices; sampled ones are drawn, one child a node."""
         return "fixed" if sampling.greedy else "iid"
-
-    def init_params(self, key: jax.Array, target: Decoder) -> tuple[Any, Any]:
-        """A random network without the shared groups; an identity draft vocabulary."""
-        del target
-        params = {name: group for name, group in init_decoder(self.config, key).items() if name not in self.shares}
-        return params, {}
-
-    def network(self, params: Any, target: Decoder) -> Decoder:
-        """The draft network, shared groups taken from the target."""
-        borrowed = {name: split(getattr(target, name))[1] for name in self.shares}
-        return merge(self.graph, {**params, **borrowed})
-
-    def init_state(self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int) -> DraftModelState:
-        """An empty cache."""
-        del params, tables, target
-        return DraftModelState(init_cache(self.config, batch, capacity))
-
-    def extend(
-        self,
-        params: Any,
-        tables: Any,
-        target: Decoder,
-        state: DraftModelState,
-        tokens: jax.Array,
-        positions: jax.Array,
-        taps: dict[Tap, jax.Array],
-        valid: jax.Array,
-    ) -> DraftModelState:
-        """Runs the draft over a prompt chunk."""
-        del tables, taps, valid
-        view = causal_view(positions[:, 0], tokens.shape[1])
-        _, cache = self.network(params, target).cached(tokens, state.cache, view)
-        return DraftModelState(cache)
 
     def propose(
         self,
@@ -170,18 +192,3 @@ class DraftModel:
         if first_law is not None:
             laws = jnp.concatenate([first_law[:, None], laws.swapaxes(0, 1)], axis=1)
         return chain(tokens_bn, laws=laws, vocab=vocab), DraftModelState(own), cache
-
-    def commit(
-        self,
-        params: Any,
-        tables: Any,
-        target: Decoder,
-        state: DraftModelState,
-        context: Context,
-        draft: Draft,
-        scores: Scores,
-        verdict: Verdict,
-    ) -> DraftModelState:
-        """Nothing to do: the next step feeds the last committed tokens, wherever they stand."""
-        del params, tables, target, context, draft, scores, verdict
-        return state

@@ -71,7 +71,7 @@ class EagleStatic(FeatureDrafter):
         picks = jnp.zeros((batch, self.num_nodes), jnp.int32)
         for children in self.tree.levels:
             members = np.asarray(children)
-            seen = _sees(parents, expanded, ran)
+            seen = self.tree.on_paths(expanded, ran)
             on_path = jnp.broadcast_to(seen, (batch, *seen.shape))
             logits = context.process(net.logits(hidden), picks[:, np.asarray(ran, int)], on_path, vocab)
             ids = likeliest(logits, int(ranks[members].max()) + 1)
@@ -82,7 +82,7 @@ class EagleStatic(FeatureDrafter):
                 break
             features = features[:, np.searchsorted(expanded, parents[inner])]
             ran += inner.tolist()
-            seen = _sees(parents, inner, ran)
+            seen = self.tree.on_paths(inner, ran)
             depths = np.asarray(self.tree.node_depths)[ran] - 1
             view = View(
                 prefix,
@@ -94,18 +94,6 @@ class EagleStatic(FeatureDrafter):
             expanded = inner
         tokens_bn = picks if vocab is None else vocab[picks]
         return self.tree.draft(tokens_bn, vocab=vocab), dataclasses.replace(state, cache=own), cache
-
-
-def _sees(parents: np.ndarray, nodes: np.ndarray, ran: list[int]) -> np.ndarray:
-    """`[n, len(ran)]` bool: which of the nodes that ran lie on each node's path, itself included."""
-    seen = np.zeros((len(nodes), len(ran)), bool)
-    for row, node in enumerate(nodes):
-        at = int(node)
-        while at >= 0:
-            if at in ran:
-                seen[row, ran.index(at)] = True
-            at = int(parents[at])
-    return seen
 
 
 __all__ = ["EagleStatic"]

@@ -15,10 +15,11 @@ from specjax import checkpoints
 from specjax.checkpoints import drafters
 from specjax.checkpoints.formats import read_head
 from specjax.decoding import Drafter
-from specjax.decoding.tree import from_choices
+from specjax.decoding.tree import from_branching, from_choices
 from specjax.drafting.adaptive import Adaptive
 from specjax.drafting.autoregressive import Autoregressive
 from specjax.drafting.draft_model import DraftModel
+from specjax.drafting.draft_tree import DraftTree
 from specjax.drafting.eagle import EagleChain
 from specjax.drafting.eagle2 import EagleTree
 from specjax.drafting.eagle_static import EagleStatic
@@ -41,7 +42,7 @@ from specjax.drafting.retrieval import Retrieval, store_tables
 from specjax.drafting.suffix import Suffix
 from specjax.drafting.text_store import index_texts, load_store
 from specjax.drafting.token_map import map_tokens
-from specjax.models import Target, merge
+from specjax.models import ModelConfig, Target, merge
 from specjax.models.config import check_exit_layer
 
 
@@ -78,13 +79,31 @@ def _prompt_lookup(target: Target, num_nodes: int = 8, max_ngram: int = 3, min_n
 
 
 def _draft_model(target: Target, source: str, num_nodes: int = 4, temperature: float = 1.0) -> Drafting:
-    """A zoo entry or saved drafter, or any model that `load_target` reads whose vocabulary is the target's."""
+    """A chain of a zoo entry or saved drafter, or of any model that `load_target` reads whose vocabulary fits."""
+    config, params, tables, shares = _draft_network(target, source)
+    return Drafting("draft_model", DraftModel(config, num_nodes, temperature, shares), params, tables)
+
+
+def _draft_tree(
+    target: Target,
+    source: str,
+    branching: Sequence[int] = (3, 2, 1),
+    choices: Sequence[Sequence[int]] = (),
+    siblings: str = "without_replacement",
+    temperature: float = 1.0,
+) -> Drafting:
+    """The same draft's static tree: children of each node by depth (`from_branching`), or by paths (`from_choices`)."""
+    config, params, tables, shares = _draft_network(target, source)
+    tree = from_choices(choices) if choices else from_branching(branching)
+    return Drafting("draft_tree", DraftTree(config, tree, siblings, temperature, shares), params, tables)
+
+
+def _draft_network(target: Target, source: str) -> tuple[ModelConfig, Any, dict[str, jax.Array], tuple[str, ...]]:
+    """Network, parameters, tables and shared groups of a draft for the target."""
     if drafters.is_drafter(source):
         loaded = _trained(target, source, "draft_model")
         # The shared head is among the parameters by now; the embedding stays the target's.
-        shares = tuple(s for s in loaded.shares if s == "embed")
-        drafter = DraftModel(loaded.config, num_nodes, temperature, shares)
-        return Drafting("draft_model", drafter, loaded.params, loaded.tables)
+        return loaded.config, loaded.params, loaded.tables, tuple(s for s in loaded.shares if s == "embed")
     try:
         draft = checkpoints.load_target(source, dtype=target.config.dtype)
     except FileNotFoundError as error:
@@ -104,7 +123,7 @@ def _draft_model(target: Target, source: str, num_nodes: int = 4, temperature: f
         tables = {"vocab": vocab}
         if config.head_size > len(vocab):
             config, params = restrict(config, params, vocab)
-    return Drafting("draft_model", DraftModel(config, num_nodes, temperature), params, tables)
+    return config, params, tables, ()
 
 
 def _other_tokenizer(target: Target, source: str, num_nodes: int = 4, expansion: float = 2.0) -> Drafting:
@@ -264,6 +283,7 @@ DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "retrieval": _retrieval,
     "suffix": _untrained("suffix", Suffix),
     "draft_model": _draft_model,
+    "draft_tree": _draft_tree,
     "eagle": _eagle,
     "eagle2": _eagle2,
     "eagle3": _eagle3,

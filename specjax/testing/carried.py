@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from specjax.decoding import Drafter
 from specjax.decoding.tree import TreeSpec
 from specjax.drafting import DraftModel
+from specjax.drafting.draft_tree import DraftTree
 from specjax.drafting.eagle import EagleChain
 from specjax.drafting.eagle2 import EagleTree
 from specjax.drafting.hydra import Hydra
@@ -56,6 +57,11 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
 def _draft_model(target: Target) -> Drafting:
     draft = four_token_target(layers=1, seed=1)
     return Drafting("draft_model", DraftModel(draft.config, num_nodes=NODES), draft.params, {})
+
+
+def _draft_tree(target: Target) -> Drafting:
+    draft = four_token_target(layers=1, seed=1)
+    return Drafting("draft_tree", DraftTree(draft.config, TREE), draft.params, {})
 
 
 def _heads(name: str, drafter: type[Medusa] | type[Hydra], config: Callable[..., Any]) -> Callable[[Target], Drafting]:
@@ -120,6 +126,7 @@ def _retrieval(target: Target) -> Drafting:
 # Methods whose maker reads trained parameters or a store: name -> the same with fresh ones.
 FRESH: dict[str, Callable[[Target], Drafting]] = {
     "draft_model": _draft_model,
+    "draft_tree": _draft_tree,
     "eagle": _eagle,
     "eagle2": _eagle2,
     "eagle3": _eagle3,
