@@ -7,6 +7,7 @@ through the same seam (`specjax.models.linear`), so that it is loops that are co
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,16 @@ from specjax.models import Decoder, ModelConfig, merge
 from specjax.models.attention import rope_frequencies
 
 Caches = tuple[tuple[jax.Array, jax.Array], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class AsTree(PromptLookup):
+    """Prompt lookup's chain without the word that it is one: the loop takes it for a tree like any other."""
+
+    def propose(self, *args: Any) -> Any:
+        """See `Drafter.propose`."""
+        draft, state, cache = super().propose(*args)
+        return dataclasses.replace(draft, is_chain=False), state, cache
 
 
 def check_supported(config: ModelConfig) -> None:
