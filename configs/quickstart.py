@@ -3,7 +3,8 @@
     python -m experiments.benchmark --config=configs/quickstart.py
 
 Arguments, separated by commas:
-    full   every shipped prompt, draft lengths 1 to 6, greedy and T = 1 (an hour or two on a small machine; resumable)
+    full   every shipped prompt, every method that needs no training of yours, draft lengths 1 to 6 of the first three,
+           greedy and T = 1 (some hours on a small machine; resumable)
     quick  2 prompts, 16 tokens: whether it works at all
 """
 
@@ -64,6 +65,8 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
             "rule": "",
         },
     }
+    if full:
+        config.rows.update(others())
     config.only = ()
 
     config.batch = 1
@@ -74,3 +77,22 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.loop_threshold = 0.4
     config.coloured_texts = 3
     return config
+
+
+def others() -> dict[str, dict]:
+    """Rows of the methods that `full` adds, one setting each; configs/self_drafting.py and ensembles.py have more."""
+    draft, lookup = {"name": "draft_model", "source": DRAFT}, {"name": "prompt_lookup", "num_nodes": 3}
+    members = (draft | {"num_nodes": 2}, lookup)
+    rows = {
+        "draft_tree": {"name": "draft_tree", "source": DRAFT, "branching": (2, 1, 1)},
+        "suffix": {"name": "suffix", "num_nodes": 4},
+        "recycling": {"name": "recycling", "num_nodes": 8},
+        "lookahead": {"name": "lookahead", "window": 3, "ngram": 3, "guesses": 3},
+        "jacobi": {"name": "jacobi", "num_nodes": 4},
+        "layer_skip": {"name": "layer_skip", "skip": tuple(range(8, 28, 2)), "num_nodes": 2},
+        "early_exit": {"name": "early_exit", "exit_layer": 4, "num_nodes": 2},
+        "adaptive": {"name": "adaptive", "inner": draft | {"num_nodes": 4}, "widths": (0, 2, 4), "draft_cost": 0.07},
+        "union": {"name": "ensemble_union", "members": members, "stacked": False},
+        "mixture": {"name": "ensemble_mixture", "members": members, "num_nodes": 2, "stacked": False},
+    }
+    return {label: row | {"rule": ""} for label, row in rows.items()}
