@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 from absl import flags
 from rich.box import SIMPLE_HEAD
@@ -38,6 +39,7 @@ from specjax.models import Target, init_cache, merge
 from specjax.parallel import axis_sizes, param_shardings, replicated, state_shardings
 from specjax.parallel.slices import GIB, SLICES, chip, chips_of
 from specjax.training import OptimizerConfig, make_optimizer
+from specjax.training.step import as_kept
 
 SCHEMA = "specjax.memory/1"
 ALL = flags.DEFINE_boolean("all", False, "also show slices that do not fit, or that are larger than the smallest")
@@ -139,13 +141,21 @@ def training(
         raise ValueError(f"{rows} rows are not divisible by {chips} chips")
     tables = {"vocab": ints(config.objective.draft_vocab)}
     start = functools.partial(objective.init, jax.random.key(0))
-    params = jax.eval_shape(lambda p, t: start(merge(target.graph, p), t), target.params, tables)
+    computed = jax.eval_shape(lambda p, t: start(merge(target.graph, p), t), target.params, tables)
+    params = jax.eval_shape(as_kept, computed)
     optimizer = OptimizerConfig(**config.optimizer.to_dict())
     moments = jax.eval_shape(make_optimizer(optimizer).init, params)
     held = {
         name: bytes_per_device(tree, param_shardings(tree, mesh, "fsdp", head_dim=target.config.head_dim))
-        for name, tree in (("weights", target.params), ("drafter", params), ("optimizer", moments))
+        for name, tree in (
+            ("weights", target.params),
+            ("drafter", params),
+            ("optimizer", moments),
+            ("computed", computed),
+        )
     }
+    # What is computed in less than float32 is a copy.
+    copy = held.pop("computed") if any(x.dtype != jnp.float32 for x in jax.tree.leaves(computed)) else 0
     layer = objective.config.layer
     held["temporaries"] = training_temporaries(
         target.config,
@@ -155,7 +165,7 @@ def training(
         length=config.data.row_length,
         steps=getattr(objective, "steps", 1),
         taps=len(objective.config.taps),
-        gradients=2 * held["drafter"],
+        gradients=2 * held["drafter"] + copy,
     )
     return [(f"fsdp={chips}", Footprint(**held, cache=0))]
 

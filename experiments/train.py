@@ -38,6 +38,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     trainer = build.build_training(config, target, Path(os.environ.get("SPECJAX_DATA", "../shared/data")))
     start = build.params_of(config.init_from, target) if config.init_from else None
     config_dict, workdir = config.to_dict(), _main.workdir()
+    trainer.claim(workdir, config_dict)  # Before a tracker goes on with the run that the directory names.
     with (
         progress("training", trainer.config.steps) as report,
         wandb_sink(workdir, config_dict, mode=WANDB.value, project=PROJECT.value) as wandb,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from specjax.models import Tap, merge
+from specjax.models import Decoder, Tap, merge
 from specjax.parallel import Placement
 from specjax.training.data import Batch
 from specjax.training.objectives.base import Loss, Objective
@@ -25,7 +25,7 @@ class TrainState:
     """All that changes in training.
 
     Attributes:
-        params: trainable parameters.
+        params: trainable parameters, in float32 whatever they are computed in.
         opt_state: of the optimizer.
         step: int32 scalar, updates made; data order and randomness are functions of it.
         average: exponential moving average of the parameters; None without one.
@@ -60,9 +60,24 @@ class Statics:
         """The objective's, with the target's hidden states computed here where the rows lack them."""
         with jax.default_matmul_precision(self.precision):
             target = merge(self.graph, target_params)
+            params = as_computed(self.objective, params, target, tables)
             if self.online is not None:
                 batch = with_hidden_states(target, batch, self.online)
             return self.objective.loss(params, tables, target, batch, key)
+
+
+def as_kept(params: Any) -> Any:
+    """Trained parameters as training keeps them, floats in float32, whatever they are computed in.
+
+    In bfloat16 an update below 1/256 of a weight would be rounded away.
+    """
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
+
+
+def as_computed(objective: Objective, params: Any, target: Decoder, tables: Any) -> Any:
+    """Kept parameters in the dtypes that the objective's own start has, which it computes in."""
+    start = jax.eval_shape(lambda key: objective.init(key, target, tables), jax.random.key(0))
+    return jax.tree.map(lambda x, like: x.astype(like.dtype), params, start)
 
 
 @functools.partial(jax.jit, static_argnames=("statics",), donate_argnames=("state",))

@@ -20,7 +20,7 @@ from specjax.checkpoints.train_state import Checkpoints
 from specjax.decoding.sampling import check_seed
 from specjax.models import Tap, merge
 from specjax.models.target import Target
-from specjax.parallel import Placement
+from specjax.parallel import Placement, batch_shardings
 from specjax.training import feed
 from specjax.training.data import Batch
 from specjax.training.feed import Source
@@ -29,7 +29,7 @@ from specjax.training.objectives.base import Objective
 from specjax.training.optimizer import OptimizerConfig, ends_at_0, make_optimizer, make_schedule
 from specjax.training.pace import Pace, StepFlops, peak_flops, step_flops
 from specjax.training.profiling import StepTrace
-from specjax.training.step import Statics, TrainState, evaluate, update
+from specjax.training.step import Statics, TrainState, as_kept, evaluate, update
 
 PATIENCE = 10  # Updates in a row that may be skipped.
 # What of the config may change when a run is resumed: it may be trained for longer, and a store that has grown be cut
@@ -140,7 +140,7 @@ class Trainer:
     def _init(self, target_params: Any, tables: Any, params: Any | None) -> TrainState:
         key = jax.random.key(self.config.seed)
         target = merge(self.target.graph, target_params)
-        start = self.objective.init(key, target, tables) if params is None else params
+        start = as_kept(self.objective.init(key, target, tables) if params is None else params)
         if self.placement is not None:
             start = self.placement.hold_drafter(start)
         opt_state = make_optimizer(self.optimizer).init(start)
@@ -209,13 +209,37 @@ class Trainer:
             FloatingPointError: a loss or gradient is not finite; names the step and the rows of its batch.
             OSError: a checkpoint cannot be written or read; names the last good one.
         """
+        run = self.claim(workdir, config)
+        checkpoints = Checkpoints(run.checkpoints, self.config.best)
+        with self.placement.active() if self.placement is not None else contextlib.nullcontext():
+            return self._run(run, checkpoints, init, sinks, report, stop)
+
+    def claim(self, workdir: str | epath.Path, config: Mapping[str, Any]) -> RunDirectory:
+        """Checks that the run can be trained, and makes the directory its own, or checks that it is; see `run`.
+
+        `run` does so by itself. Call it before anything else touches the directory, a tracker of metrics for one.
+
+        Raises:
+            ValueError: the batch is larger than the data or is not divisible by the mesh, `best` names no held-out
+                set, or the directory belongs to another config, target, tokenizer or data.
+        """
+        self._check()
         run = RunDirectory(workdir)
         if jax.process_index() == 0:
             made_for = target_identity(self.target) | data_identity(self.train.rows, self.tables)
             run.claim(config, free=self._free(run), made_for=made_for)
-        checkpoints = Checkpoints(run.checkpoints, self.config.best)
-        with self.placement.active() if self.placement is not None else contextlib.nullcontext():
-            return self._run(run, checkpoints, init, sinks, report, stop)
+        return run
+
+    def _check(self) -> None:
+        """What only a run needs, before anything is compiled."""
+        c = self.config
+        feed.batch_rows(self.train.rows, c.batch, c.seed, 0)
+        name = c.best.partition("/")[0]
+        if name not in self.held_out:
+            known = ", ".join(self.held_out) or "none"
+            raise ValueError(f"best={c.best!r} names no held-out set; expected <set>/<metric>, of the sets {known}")
+        if self.placement is not None:
+            batch_shardings(jax.ShapeDtypeStruct((c.batch,), jnp.int32), self.placement.mesh)
 
     def _free(self, run: RunDirectory) -> tuple[str, ...]:
         """Fields that may differ: also the end of the schedule, for a run that goes on beyond it."""

@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
 from specjax.checkpoints.rundir import RunDirectory
 from specjax.checkpoints.train_state import run_params
 from specjax.decoding import Loop, Request, Weights, generate
 from specjax.drafting import Autoregressive, DraftModel
+from specjax.models import graph
+from specjax.parallel import AXES, Placement
 from specjax.testing import tiny_target
 from specjax.training import OptimizerConfig, Trainer, TrainerConfig
 from specjax.training.data import Document, TextRows, lay_out, pack
@@ -101,6 +104,39 @@ def test_the_moving_average_is_what_is_evaluated_and_kept(target, tmp_path):
         same(run_params(RunDirectory(tmp_path).checkpoints, "held/loss", "min")[2], final.average)
         or held["held/loss"] > made.evaluate(start)["held/loss"]
     )
+
+
+def test_half_precision_keeps_full_parameters_and_moves_them_by_less_than_half_precision_can(target):
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), target.params)
+    config = dataclasses.replace(target.config, dtype="bfloat16")
+    low = dataclasses.replace(target, config=config, graph=graph(config)[0], params=half)
+    made = trainer(low, accumulate=3)
+    made = dataclasses.replace(made, optimizer=OptimizerConfig(learning_rate=1e-6, schedule="constant", steps=20))
+    state, batch = made.init(), made.load(made.train, np.arange(3))
+    assert {x.dtype for x in jax.tree.leaves((state.params, state.opt_state))} == {np.dtype("f4"), np.dtype("i4")}
+    start, steps = jax.tree.map(np.asarray, state.params), 3
+    for _ in range(steps):
+        state, metrics = made.step(state, batch)
+    moved = [np.abs(np.asarray(a) - b) for a, b in zip(*map(jax.tree.leaves, (state.params, start)), strict=True)]
+    assert np.mean([(x > 0).mean() for x in moved]) > 0.5 and max(x.max() for x in moved) < steps * 1.1e-6
+    # Computed in half precision: what that cannot hold changes nothing.
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), state.params)
+    assert not same(rounded, state.params) and made.evaluate(rounded) == made.evaluate(state.params)
+    assert metrics["finite"]
+
+
+def test_what_cannot_be_trained_leaves_the_directory_alone(target, tmp_path):
+    made = trainer(target)
+    mesh = AbstractMesh((2, 1, 1), AXES, axis_types=(AxisType.Auto,) * 3)
+    rows = made.train.rows
+    for wrong, message in (
+        (dataclasses.replace(made, placement=Placement(mesh)), r"does not fit the mesh \(data=2"),
+        (trainer(target, batch=rows + 1), f"batch={rows + 1} rows of a data set of {rows} rows"),
+        (trainer(target, best="greedy/match"), "best='greedy/match' names no held-out set; .*of the sets held"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong.run(tmp_path / "run", CONFIG)
+        assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,12 @@ def over_positions_with(
         return a.reshape(size // chunk, chunk, *a.shape[1:])
 
     x, rest, masks = cut(x_btd), jax.tree.map(cut, extras), cut(mask_bt)
-    graded = jax.value_and_grad(fn, argnums=(0, 3), has_aux=True)
+
+    def graded(*arguments: Any) -> tuple[Any, tuple[jax.Array, Any]]:
+        values, (gradient, slopes) = jax.value_and_grad(fn, argnums=(0, 3), has_aux=True)(*arguments)
+        # Added up over many chunks: in float32.
+        return values, (gradient, jax.tree.map(lambda x: x.astype(jnp.float32), slopes))
+
     fixed, stopped = jax.lax.stop_gradient((weights, (x, rest)))
     shapes = jax.eval_shape(graded, x[0], _first(rest), masks[0], fixed)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
