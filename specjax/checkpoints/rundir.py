@@ -6,6 +6,7 @@ Object stores neither append nor rename, so nothing here needs to: metrics go to
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -145,21 +146,36 @@ class MetricsWriter:
     def __init__(self, folder: epath.Path, part: int, resumed_from: int, sinks: Sequence[Sink] = ()):
         self._folder, self._part, self._start, self._sinks = folder, part, resumed_from, sinks
         self._rows: list[dict[str, Any]] = []
+        self._owed: list[list[dict[str, Any]]] = [[] for _ in sinks]
 
     def write(self, step: int, **values: float | int | str | list[int]) -> None:
         """Adds a row."""
         self._rows.append({"step": step, **values})
 
     def flush(self) -> None:
-        """Writes what was added since the last flush. Of several processes the first alone writes."""
+        """Writes what was added since the last flush. Of several processes the first alone writes.
+
+        A sink that fails (a service that is down, a full disk) is warned of, and offered the rows again at the next
+        flush: they are in the run directory, and training does not end for it.
+        """
         if not self._rows or jax.process_index():
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         lines = [{"resumed_from": self._start}, *self._rows]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_whole(self._folder / f"part-{self._part:06d}.jsonl", text)
-        for sink in self._sinks:
-            sink.write(self._rows)
+        for i, sink in enumerate(self._sinks):
+            self._owed[i] = [*self._owed[i], *self._rows]
+            try:
+                sink.write(self._owed[i])
+            except Exception as error:  # Whatever a service raises.
+                warnings.warn(
+                    f"{type(sink).__name__} took no metrics up to step {self._rows[-1]['step']} ({error!r}): they are "
+                    f"in {self._folder}, and it gets them with the next",
+                    stacklevel=2,
+                )
+            else:
+                self._owed[i] = []
         self._part, self._start, self._rows = self._part + 1, self._rows[-1]["step"], []
 
 

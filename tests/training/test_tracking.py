@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import sys
 import time
@@ -142,3 +143,30 @@ def test_without_tensorboard_there_is_no_sink_and_a_missing_package_is_named(tmp
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ImportError, match=r"--tensorboard needs tensorboardX: pip install 'specjax\[tensorboard\]'"):
         tensorboard_sink(tmp_path, wanted=True)
+
+
+class Down:
+    """A service that is away for a while."""
+
+    def __init__(self, failures):
+        self.failures, self.got = failures, []
+
+    def write(self, rows):
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("no route")
+        self.got += [row["step"] for row in rows]
+
+
+def test_a_sink_that_fails_ends_nothing_and_gets_what_it_missed(tmp_path):
+    run, down, well = RunDirectory(tmp_path), Down(failures=2), Down(failures=0)
+    writer = run.writer(-1, (down, well))
+    for step in (1, 2, 3):
+        writer.write(step, **{"train/loss": 1.0})
+        with (
+            pytest.warns(UserWarning, match=rf"Down took no metrics up to step {step} .*no route")
+            if step < 3
+            else (contextlib.nullcontext())
+        ):
+            writer.flush()
+    assert down.got == well.got == [row["step"] for row in run.metrics()] == [1, 2, 3]
