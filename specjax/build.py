@@ -181,8 +181,13 @@ def placement_from_config(config: ml_collections.ConfigDict, target: Target) -> 
     """Where `config.mesh` puts arrays; None for a mesh of one device, which needs no placing.
 
     Raises:
-        ValueError: sizes that do not fit the devices, or an unknown preset.
+        ValueError: an unknown axis or preset, or sizes that do not fit the devices.
     """
+    if unknown := [name for name in config.mesh if name not in (*AXES, "target", "drafter")]:
+        raise ValueError(
+            f"config.mesh.{unknown[0]}={config.mesh[unknown[0]]!r}: a mesh has no such axis; expected sizes of "
+            f"{', '.join(AXES)}, and the presets target and drafter"
+        )
     sizes = {axis: config.mesh[axis] for axis in AXES}
     for preset in (config.mesh.target, config.mesh.drafter):
         lookup(PRESETS, preset, "sharding preset")
