@@ -16,6 +16,7 @@ from etils import epath
 from specjax.models.target import Target
 from specjax.models.tokenizer import Tokenizer
 
+DECODED = 32  # Answers of a file that are decoded, to see whose tokenizer wrote them.
 Array = Any  # of JAX in a trace, of NumPy outside
 
 
@@ -118,6 +119,34 @@ def read_answers(path: str | epath.Path) -> list[Answer]:
     if not answers:
         raise ValueError(f"{path} holds no answers: at least one line is needed")
     return answers
+
+
+def check_written_with(answers: Sequence[Answer], target: Target, where: str | epath.Path) -> None:
+    """Sees to it that the ids of some answers are of the target's tokenizer: they must give the answers' text.
+
+    Args:
+        answers: of one file; of those with text the first 32 are decoded.
+        target: that is to learn from them.
+        where: they were read.
+
+    Raises:
+        ValueError: an id is outside the vocabulary, or most of the answers decode to another text.
+    """
+    size = target.config.vocab_size
+    largest = max((i for answer in answers for i in answer.response_ids), default=0)
+    some = [answer for answer in answers if answer.response.strip()][:DECODED]
+    read = [target.tokenizer.decode([i for i in answer.response_ids if i < size]) for answer in some]
+    differ = [pair for pair in zip(read, some, strict=True) if pair[0].strip() != pair[1].response.strip()]
+    if largest < size and 2 * len(differ) <= len(some):
+        return
+    found = f"id {largest} in it is outside the vocabulary of {size}"
+    if differ:
+        text, answer = differ[0]
+        found = f"the ids of {answer.source} {answer.id} read {text[:60]!r}, and its text is {answer.response[:60]!r}"
+    raise ValueError(
+        f"{where} was written with another tokenizer than that of {target.name!r}: {found}. Let this target answer the "
+        "prompts (experiments.regenerate), and give that as data.text and data.held_out_text"
+    )
 
 
 def json_lines(path: str | epath.Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -238,7 +267,9 @@ class TextRows:
 
 def answers_at(path: str | epath.Path, target: Target, temperature: float | None = None) -> list[Document]:
     """The answers of a file as documents, all or those drawn at one temperature."""
-    kept = [a for a in read_answers(path) if temperature is None or a.temperature == temperature]
+    answers = read_answers(path)
+    check_written_with(answers, target, path)
+    kept = [a for a in answers if temperature is None or a.temperature == temperature]
     if not kept:
         raise ValueError(f"{path} has no answers drawn at temperature {temperature}")
     return [render(target.tokenizer, answer) for answer in kept]
@@ -258,7 +289,9 @@ def text_rows(
 
 def draft_vocabulary(path: str | epath.Path, target: Target, size: int) -> np.ndarray:
     """The tokens that the target writes most often, and those that end its texts: int32 `[size]`, sorted."""
-    return frequent_tokens(read_answers(path), size, target.eos_ids)
+    answers = read_answers(path)
+    check_written_with(answers, target, path)
+    return frequent_tokens(answers, size, target.eos_ids)
 
 
 def frequent_tokens(answers: Sequence[Answer], size: int, always: Sequence[int] = ()) -> np.ndarray:

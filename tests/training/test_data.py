@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import json
 
@@ -54,6 +55,26 @@ def test_an_epoch_shows_no_row_twice_and_the_next_differs():
 def test_a_batch_larger_than_the_data_is_refused():
     with pytest.raises(ValueError, match="batch=5 rows of a data set of 4 rows"):
         next(feed.batches(4, 5, 0, 0))
+
+
+def test_text_of_another_tokenizer_is_refused(tmp_path):
+    """As ids it would train without a word."""
+    target, path = tiny_target(layers=1, width=16), tmp_path / "answers.jsonl"
+
+    def written(change):
+        rows = [dataclasses.asdict(answer) for answer in answers()]
+        path.write_text("\n".join(json.dumps(row | change(row["response_ids"])) for row in rows))
+        return data.text_rows(path, target, 64)
+
+    assert written(lambda ids: {}).rows and len(data.draft_vocabulary(path, target, 8)) == 8
+    assert written(lambda ids: {"response": ""}).rows  # Nothing to hold the ids against.
+    other = "answers.jsonl was written with another tokenizer than that of 'tiny': "
+    with pytest.raises(ValueError, match=other + "the ids of made 0 read '.*', and its text is '.*regenerate"):
+        written(lambda ids: {"response_ids": [3 + (i + 90) % 256 for i in ids]})
+    with pytest.raises(ValueError, match=other + "id 9000 in it is outside the vocabulary of 259"):
+        written(lambda ids: {"response_ids": [*ids, 9000]})
+    with pytest.raises(ValueError, match=other):
+        data.draft_vocabulary(path, target, 8)
 
 
 def test_draft_vocabulary_is_the_frequent_tokens_and_the_end():
