@@ -16,7 +16,6 @@ from configs import distill
 def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
     """The config of one run."""
     config = distill.get_config(arg)
-    config.data.taps = (2, 15, 27)
     config.objective = {
         "name": "eagle3",
         "intermediate_size": 1536,

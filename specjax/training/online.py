@@ -20,9 +20,18 @@ CHUNK = 1024  # Positions whose logits exist at a time.
 
 
 def online_taps(objective: Any, chosen: Sequence[Tap] = ()) -> tuple[Tap, ...]:
-    """The layer inputs to compute beside the final hidden state: those chosen, or else those the objective reads."""
-    own = getattr(getattr(objective, "config", None), "taps", ())
-    return tuple(chosen) or tuple(tap for tap in own if isinstance(tap, int))
+    """The layer inputs to compute beside the final hidden state: those chosen, or else those the objective reads.
+
+    Raises:
+        ValueError: the objective reads one that is not among those chosen.
+    """
+    own = tuple(tap for tap in getattr(getattr(objective, "config", None), "taps", ()) if isinstance(tap, int))
+    if missing := [tap for tap in own if chosen and tap not in chosen]:
+        raise ValueError(
+            f"data.taps={tuple(chosen)} lacks {', '.join(map(str, missing))} of the layer inputs {own} that the "
+            "objective reads; add them, or leave data.taps empty for just these"
+        )
+    return tuple(chosen) or own
 
 
 def with_hidden_states(target: Decoder, batch: Batch, taps: tuple[Tap, ...]) -> Batch:

@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax import build
 from specjax.models import merge
 from specjax.testing import tiny_target
 from specjax.training import OptimizerConfig, Trainer, TrainerConfig
 from specjax.training.data import Batch, TextRows, lay_out, pack
 from specjax.training.hidden_states import HiddenStates, StoreConfig, write_store
 from specjax.training.objectives import Distill
-from specjax.training.online import with_hidden_states
+from specjax.training.objectives.registry import OBJECTIVES
+from specjax.training.online import online_taps, with_hidden_states
 from tests.training import common
 
 
@@ -66,3 +68,14 @@ def test_a_step_learns_the_same_online(target, store):
     _, found = online.step(online.init(), text_of(stored))
     assert float(found["loss"]) == pytest.approx(float(expected["loss"]), rel=0.02)
     assert float(found["tokens"]) == float(expected["tokens"])
+
+
+def test_the_layers_computed_are_those_the_objective_reads(target):
+    def eagle3(taps):
+        return OBJECTIVES["eagle3"](target, intermediate_size=16, draft_vocab=16, taps=taps)
+
+    assert online_taps(eagle3((0, 1))) == (0, 1) and online_taps(eagle3((0,)), (1, 0)) == (1, 0)
+    with pytest.raises(ValueError, match=r"data.taps=\(2, 15\) lacks 0 of the layer inputs \(0, 2\)"):
+        online_taps(eagle3((0, 2)), (2, 15))
+    # Of any target: those of the objective.
+    assert build.load_config("configs/eagle3.py", "any").data.taps == ()
