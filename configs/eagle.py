@@ -23,7 +23,7 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         # As published; what is learnt of the law here is all that acceptance depends on.
         "feature_weight": 1.0,
         "law_weight": 0.1,
-        "noise": 0.2,
+        "noise": 0.2,  # in a document of 512 tokens; the shorter, the wider
     }
     config.optimizer.update({"warmup": 100, "b1": 0.9, "b2": 0.95, "clip": 0.5})
     config.optimizer.steps = config.train.steps = 3000

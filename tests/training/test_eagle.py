@@ -12,7 +12,7 @@ from specjax.models.eagle import Eagle3Config, EagleConfig, assemble, draft_laye
 from specjax.testing import tiny_target
 from specjax.training import hidden_states
 from specjax.training.data import Document, lay_out
-from specjax.training.objectives.eagle import EagleRegression
+from specjax.training.objectives.eagle import EagleRegression, feature_noise
 from specjax.training.objectives.eagle3 import TrainingTimeTest
 from specjax.training.objectives.registry import OBJECTIVES
 from specjax.training.objectives.rollout import drafted
@@ -156,9 +156,18 @@ def test_a_head_of_its_own_is_trained(target):
 
 def test_noise_is_in_the_features(target):
     batch = stored(target, common.documents(target, 1))
-    clean, noisy = (value(objective("eagle", target, noise=noise), target, batch)[1] for noise in (0.0, 0.2))
+    clean, noisy = (value(objective("eagle", target, noise=noise), target, batch)[1] for noise in (0.0, 0.02))
     assert float(clean.sum) != float(noisy.sum)
     assert float(noisy.sum) == pytest.approx(float(clean.sum), rel=0.1)
+
+
+def test_noise_is_as_wide_as_a_document_is_short():
+    """As in the authors' code, 0.2 * 512 / n; packing several into a row does not narrow it."""
+    batch = lay_out([[Document(np.arange(n, dtype=np.int32), 1) for n in (64, 16)]], 96)
+    noise = np.abs(np.asarray(feature_noise(KEY, jnp.zeros((1, 96, 32)), batch.segments, 0.2)))[0]
+    for part, n in ((noise[:64], 64), (noise[64:80], 16)):
+        half = 0.2 * 512 / n / 2
+        assert 0.98 * half < part.max() <= half and part.mean() == pytest.approx(half / 2, rel=0.1)
 
 
 def test_what_the_store_lacks_is_named(target):

@@ -21,6 +21,8 @@ from specjax.training.data import Batch
 from specjax.training.objectives.base import Loss
 from specjax.training.objectives.rollout import Step, check_store, features_of, rollout_loss, training_network
 
+NOISE_LENGTH = 512  # Tokens of the document whose noise is as wide as it says.
+
 
 @dataclasses.dataclass(frozen=True)
 class EagleRegression:
@@ -31,7 +33,7 @@ class EagleRegression:
         feature_weight: of the smooth L1 loss.
         law_weight: of the cross-entropy against the target's law, restricted to the draft vocabulary with its true
             mass (`Step.cross_entropy`).
-        noise: width of the uniform noise on the features in training; the paper's 0.2 is for rows of 512 tokens.
+        noise: width of the uniform noise on the features of a document of 512 tokens in training, see `feature_noise`.
     """
 
     config: EagleConfig
@@ -53,7 +55,7 @@ class EagleRegression:
         net = training_network(self.config, draft_params, target, tables["vocab"])
         features = features_of(net, batch, self.config.taps)
         if self.noise and key is not None:
-            features += self.noise * jax.random.uniform(key, features.shape, features.dtype, -0.5, 0.5)
+            features += feature_noise(key, features, batch.segments, self.noise)
         _, hidden = net.unrolled(batch.tokens, features, batch.positions, batch.segments, 1)
 
         def step_loss(step: Step) -> jax.Array:
@@ -65,6 +67,17 @@ class EagleRegression:
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """See `Objective.export`."""
         return SavedDrafter("eagle", self.config, draft_params, tables, ("embed", "head"), info)
+
+
+def feature_noise(key: jax.Array, features_btd: jax.Array, segments_bt: jax.Array, width: float) -> jax.Array:
+    """Uniform noise `[B, T, d]` around 0, `width * 512 / n` wide in a document of n tokens.
+
+    The paper names the width alone; its authors' code scales it so. Their rows hold one document each.
+    """
+    segments = jnp.asarray(segments_bt)
+    lengths_bt = jnp.sum(segments[:, :, None] == segments[:, None, :], axis=-1)
+    widths = (width * NOISE_LENGTH / lengths_bt).astype(features_btd.dtype)
+    return widths[..., None] * jax.random.uniform(key, features_btd.shape, features_btd.dtype, -0.5, 0.5)
 
 
 def smooth_l1(x: jax.Array) -> jax.Array:
