@@ -22,7 +22,7 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "held_out": {"greedy": "runs/hidden/smollm2/greedy", "sampled": "runs/hidden/smollm2/sampled"},
         "max_shards": 0,  # of each training store; 0 for all that are finished
         # Online, the target runs on the text in every step (accelerators), and no store is read. `taps` are the layer
-        # inputs that the objective reads besides the final hidden state.
+        # inputs to have besides the final hidden state; empty for those that the objective reads.
         "online": False,
         "taps": (),
         "temperature": -1.0,
@@ -32,7 +32,8 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
     }
     config.objective = {
         "name": "distill",
-        "divergence": "forward_kl",
+        "divergence": "forward_kl",  # or reverse_kl, jsd, tvd, lk
+        "beta": 0.5,  # of jsd
         "layers": (0, 29),
         "intermediate_size": 1024,
         "draft_vocab": 6144,

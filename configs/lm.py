@@ -8,7 +8,7 @@ from configs import distill
 def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
     """The config of one run."""
     config = distill.get_config(arg)
-    del config.objective.divergence
+    del config.objective.divergence, config.objective.beta
     config.objective.name = "lm"
     config.data = {
         "text": "target_text/smollm2-135m-instruct.train.jsonl.gz",

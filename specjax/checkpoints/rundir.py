@@ -14,6 +14,8 @@ import jax
 from etils import epath
 
 CONFIG, TARGET, METRICS, CHECKPOINTS, PROFILE = "config.json", "target.json", "metrics", "checkpoints", "profile"
+# What runs did at a time when a setting did not exist, where that is not nothing.
+BEFORE = {"objective.beta": 0.5}
 
 
 class RunDirectory:
@@ -67,7 +69,7 @@ class RunDirectory:
                 f"the workdir {self.path} cannot be written ({error}): give another --workdir"
             ) from error
         old, new, recorded = flat(self.config()), flat(mine), self.made_for()
-        known = {k for k in old.keys() | new.keys() if k not in free and not (k not in old and _off(new[k]))}
+        known = {k for k in old.keys() | new.keys() if k not in free and not (k not in old and _as_before(k, new[k]))}
         lines = _differences(old, new, known)
         missing = [key for key in made_for or () if key not in recorded]
         if made_for is not None:
@@ -207,9 +209,9 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], fields: Iterabl
     return [f"  {k}: run has {a!r}, now {b!r}" for k, a, b in pairs if a != b]
 
 
-def _off(value: Any) -> bool:
-    """A setting that asks for nothing; a run of a time when it did not exist had it so."""
-    return value in (None, "", 0, False, [])
+def _as_before(field: str, value: Any) -> bool:
+    """Whether a setting says what was done when it did not exist: nothing, or what `BEFORE` has."""
+    return value in (None, "", 0, False, []) or BEFORE.get(field, _ABSENT) == value
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

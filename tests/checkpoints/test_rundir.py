@@ -158,5 +158,8 @@ def test_on_a_disk_a_part_that_was_not_finished_is_none(tmp_path, monkeypatch):
 def test_a_setting_that_did_not_exist_yet_is_off_in_an_older_run(tmp_path):
     RunDirectory(tmp_path).claim({"a": 1})
     RunDirectory(tmp_path).claim({"a": 1, "rates": (), "name": ""})
+    RunDirectory(tmp_path).claim({"a": 1, "objective": {"beta": 0.5}})  # what was done without it
+    with pytest.raises(ValueError, match="objective.beta: run has '\\(absent\\)', now 0.1"):
+        RunDirectory(tmp_path).claim({"a": 1, "objective": {"beta": 0.1}})
     with pytest.raises(ValueError, match="rate: run has '\\(absent\\)', now 0.5"):
         RunDirectory(tmp_path).claim({"a": 1, "rate": 0.5})

@@ -11,6 +11,8 @@ from specjax.training import hidden_states
 from specjax.training.data import Document, lay_out
 from specjax.training.objectives import DIVERGENCES, Distill, LanguageModel
 from specjax.training.objectives.base import over_positions
+from specjax.training.objectives.distill import divergence_of
+from specjax.training.objectives.registry import OBJECTIVES
 from tests.training import common
 
 KEY = jax.random.key(0)
@@ -140,6 +142,20 @@ def test_divergences_against_their_definitions():
     assert want.keys() == DIVERGENCES.keys()
     for name, expected in want.items():
         np.testing.assert_allclose(DIVERGENCES[name](np.log(p), np.log(q)), expected, rtol=2e-4)
+
+
+def test_the_mixture_of_jsd_is_weighed_by_beta(target):
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.ones(9), 5), rng.dirichlet(np.ones(9), 5)
+    m = 0.1 * p + 0.9 * q
+    expected = 0.1 * (p * np.log(p / m)).sum(-1) + 0.9 * (q * np.log(q / m)).sum(-1)
+    np.testing.assert_allclose(divergence_of("jsd", 0.1)(np.log(p), np.log(q)), expected, rtol=2e-4)
+    options = {"layers": (0,), "intermediate_size": 48, "draft_vocab": 16}
+    assert OBJECTIVES["distill"](target, divergence="jsd", beta=0.1, **options) == Distill(
+        common.student(target, layers=(0,)), "jsd", 0.1
+    )
+    with pytest.raises(ValueError, match="beta=1.0; expected a number between 0 and 1"):
+        OBJECTIVES["distill"](target, divergence="jsd", beta=1.0, **options)
 
 
 def test_unknown_divergence_is_refused(target):

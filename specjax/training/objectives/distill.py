@@ -9,6 +9,7 @@ vocabulary weighs less; the forward Kullback-Leibler gradient there is (sum p) q
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -73,13 +74,15 @@ class Distill:
     Attributes:
         student: the draft.
         divergence: a key of `DIVERGENCES`.
+        beta: of `jsd`: the target's weight in the mixture. The others have none.
     """
 
     student: Student
     divergence: str = "forward_kl"
+    beta: float = 0.5
 
     def __post_init__(self) -> None:
-        check_divergence(self.divergence)
+        divergence_of(self.divergence, self.beta)
 
     def init(self, key: jax.Array, target: Decoder, tables: Any) -> Any:
         """A copy of the chosen target layers; no randomness."""
@@ -90,21 +93,33 @@ class Distill:
         """See `divergence_loss`."""
         del key
         network, hidden = self.student.hidden(draft_params, target, tables["vocab"], batch)
-        return divergence_loss(self.divergence, hidden, network.logits, tables["vocab"], target, batch)
+        divergence = divergence_of(self.divergence, self.beta)
+        return divergence_loss(divergence, hidden, network.logits, tables["vocab"], target, batch)
 
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """See `Objective.export`."""
         return self.student.export(draft_params, tables, info)
 
 
-def check_divergence(name: str) -> None:
-    """Raises ValueError where there is no such divergence; names them all."""
+def divergence_of(name: str, beta: float = 0.5) -> Divergence:
+    """A divergence by name.
+
+    Args:
+        name: a key of `DIVERGENCES`.
+        beta: of `jsd`.
+
+    Raises:
+        ValueError: there is no such divergence, or beta is out of range.
+    """
     if name not in DIVERGENCES:
         raise ValueError(f"divergence {name!r} is unknown; expected {', '.join(DIVERGENCES)}")
+    if not 0 < beta < 1:
+        raise ValueError(f"beta={beta}; expected a number between 0 and 1, the target's weight in the mixture of jsd")
+    return functools.partial(jensen_shannon, beta=beta) if name == "jsd" else DIVERGENCES[name]
 
 
 def divergence_loss(
-    name: str,
+    divergence: Divergence,
     hidden_btd: jax.Array,
     logits: Callable[[jax.Array], jax.Array],
     vocab: jax.Array,
@@ -114,7 +129,7 @@ def divergence_loss(
     """A divergence between the target's stored law and a draft's at each token of the answers.
 
     Args:
-        name: a key of `DIVERGENCES`.
+        divergence: of the two laws over the draft vocabulary.
         hidden_btd: what the draft's head reads.
         logits: the head, `[C, d]` to `[C, Vd]`; what it closes over gets no gradient.
         vocab: int32 `[Vd]` target ids of the draft vocabulary, sorted.
@@ -137,7 +152,7 @@ def divergence_loss(
         log_p = law(normed, lse, head, cap, mask)
         log_q = jax.nn.log_softmax(logits(x_cd), axis=-1)
         sums = overlap(log_p, log_q), jnp.sum(jnp.exp(log_p), axis=-1), first_choice(log_q, following)
-        return masked_sum(DIVERGENCES[name](log_p, log_q), mask), [masked_sum(value, mask) for value in sums]
+        return masked_sum(divergence(log_p, log_q), mask), [masked_sum(value, mask) for value in sums]
 
     extras = (batch.normed, batch.lse, labels(batch, vocab))
     loss, sums = over_positions(chunk, hidden_btd, extras, mask)

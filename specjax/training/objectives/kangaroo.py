@@ -18,7 +18,7 @@ from specjax.models import Decoder, merge, split
 from specjax.models.kangaroo import Adapter, KangarooConfig, init_adapter, kangaroo_graph, with_head
 from specjax.training.data import Batch
 from specjax.training.objectives.base import Loss
-from specjax.training.objectives.distill import check_divergence, divergence_loss
+from specjax.training.objectives.distill import divergence_loss, divergence_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class KangarooDistillation:
     divergence: str = "forward_kl"
 
     def __post_init__(self) -> None:
-        check_divergence(self.divergence)
+        divergence_of(self.divergence)
 
     def init(self, key: jax.Array, target: Decoder, tables: Any) -> Any:
         """The attention that comes next in the target; no randomness."""
@@ -48,7 +48,8 @@ class KangarooDistillation:
         head = jax.lax.stop_gradient(target_head(target.config, split(target)[1], vocab))
         net: Adapter = merge(kangaroo_graph(self.config)[0], with_head(self.config, draft_params, head))
         hidden = net.full(jax.lax.stop_gradient(self._exit(target, batch)), batch.positions, batch.segments)
-        return divergence_loss(self.divergence, hidden, lambda x: net.logits(x, target), vocab, target, batch)
+        divergence = divergence_of(self.divergence)
+        return divergence_loss(divergence, hidden, lambda x: net.logits(x, target), vocab, target, batch)
 
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """See `Objective.export`."""

@@ -29,16 +29,16 @@ from specjax.training.objectives.mtp_pretrain import MultiTokenPretraining
 from specjax.training.objectives.redrafter import RecurrentDrafting
 
 
-def _student(target: Target, options: dict[str, Any]) -> Student:
-    return Student(target.config, tuple(options["layers"]), options["intermediate_size"], options["draft_vocab"])
+def _student(target: Target, layers: tuple[int, ...], intermediate_size: int, draft_vocab: int) -> Student:
+    return Student(target.config, tuple(layers), intermediate_size, draft_vocab)
 
 
-def _distill(target: Target, divergence: str, **student: Any) -> Objective:
-    return Distill(_student(target, student), divergence)
+def _distill(target: Target, divergence: str, beta: float = 0.5, **student: Any) -> Objective:
+    return Distill(_student(target, **student), divergence, beta)
 
 
 def _lm(target: Target, **student: Any) -> Objective:
-    return LanguageModel(_student(target, student))
+    return LanguageModel(_student(target, **student))
 
 
 def _shapes(target: Target, draft_vocab: int, num_heads: int, num_layers: int) -> dict[str, Any]:
