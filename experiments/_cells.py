@@ -97,7 +97,8 @@ def trained(
     saved = trainer.objective.export(params, trainer.tables, {"step": int(state.step), "held_out": {}})
     save_drafter(folder / "drafter", saved, target)
     rows = RunDirectory(folder).metrics()
-    logged = [row["train/tokens"] for row in rows if "train/tokens" in row]
+    # Not `train/tokens`, which is the loss's weight: heads add up their decays in it.
+    logged = [row["train/loss_positions"] for row in rows if "train/loss_positions" in row]
     measures = row_by_row(_measuring(trainer, cell, of_cell, target), params)
     return {"measures": measures, "tokens": float(np.mean(logged)) * trainer.config.steps}
 
