@@ -100,8 +100,28 @@ def continuations(
     request = dataclasses.replace(request, max_new_tokens=tokens + 1)
     decoding.check_requests([request], target.context - tokens, target.config.vocab_size)
     state = decoding.prefill(loop, weights, [request], context=target.context, seed=seed, buffer=buffer)
-    ends = int(state.length[0])
     decoding.check_fault(decoding.read_row(state, 0), "the prompt")
+    return continue_many(loop, weights, state, tokens=tokens, draws=draws, rows=rows, seed=seed)
+
+
+def continue_many(
+    loop: Loop, weights: Weights, state: DecodeState, *, tokens: int, draws: int, rows: int, seed: int = 0
+) -> Continuations:
+    """Continues the single row of a prefilled state many times (see `continuations`).
+
+    Args:
+        loop: what decodes; without end-of-sequence ids.
+        weights: its parameters.
+        state: of one request, whose budget is `tokens` behind what the prefill emitted.
+        tokens: T, length of a continuation.
+        draws: how many; rounded up to whole batches.
+        rows: continuations in a batch.
+        seed: of all of them.
+
+    Raises:
+        FloatingPointError: the target's logits are NaN or infinite.
+    """
+    ends = int(state.length[0])
     parts, accepted, steps = [], 0, 0
     for first in range(0, draws, rows):
         new, kept, taken, fault = _continue(loop, weights, state, jax.random.key(seed), jnp.int32(first), rows, tokens)

@@ -43,11 +43,11 @@ def processed_logits(teacher: Teacher, request: Request, context: Sequence[int])
     return logits_v
 
 
-def warped(logits_v: np.ndarray, request: Request) -> np.ndarray:
-    """The law `[V]` float64 of processed logits: temperature, top-k, top-p, min-p."""
+def warped(logits: np.ndarray, request: Request) -> np.ndarray:
+    """The laws `[..., V]` float64 of processed logits: temperature, top-k, top-p, min-p."""
     warps = make_sampling([request.temperature], [request.top_k], [request.top_p], [request.min_p])
-    law_v = np.exp(np.asarray(log_law(jnp.asarray(logits_v[None], jnp.float32), warps)[0], np.float64))
-    return law_v / law_v.sum()
+    laws = np.exp(np.asarray(log_law(jnp.asarray(logits[None], jnp.float32), warps)[0], np.float64))
+    return laws / laws.sum(-1, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True)

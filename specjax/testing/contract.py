@@ -2,64 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from specjax import decoding
 from specjax.analysis import g_test, sequence_counts
-from specjax.decoding import Completion, DecodeState, Draft, Drafter, Keys, Kind, Loop, Request, Rule, Sampling, Weights
+from specjax.decoding import Completion, DecodeState, Draft, Drafter, Keys, Kind, Loop, Request, Sampling, Weights
 from specjax.decoding.tree import check_parents
-from specjax.drafting import Autoregressive
-from specjax.models import Decoder, merge
+from specjax.models import merge
+from specjax.testing.decode_law import LAW_DRAWS, check_law
 from specjax.testing.markov import markov_graph, markov_params, random_law, sequence_law
+from specjax.testing.subject import MakeRule, Subject
 from specjax.verification import OneHot
 
 BATCH, BUFFER, CONTEXT = 3, 128, 112
 STEPS = 1 << 30
-
-# depth -> rule
-MakeRule = Callable[[int], Rule]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Subject:
-    """A target and a drafter under test.
-
-    Attributes:
-        graph: the target's static graph.
-        target: its parameters.
-        drafter: the method.
-        params: its trained parameters.
-        tables: its tables.
-        eos: end-of-sequence ids.
-    """
-
-    graph: nnx.GraphDef[Decoder]
-    target: Any
-    drafter: Drafter
-    params: Any
-    tables: Any
-    eos: tuple[int, ...] = ()
-
-    @property
-    def vocab(self) -> int:
-        """The target's vocabulary."""
-        return merge(self.graph, self.target).config.vocab_size
-
-    def loop(self, make_rule: MakeRule) -> tuple[Loop, Weights]:
-        """The loop with this drafter."""
-        loop = Loop(self.graph, self.drafter, make_rule(self.drafter.depth), self.eos, chunk=16)
-        return loop, Weights(self.target, self.params, self.tables)
-
-    def autoregressive(self) -> tuple[Loop, Weights]:
-        """The loop without a draft."""
-        return Loop(self.graph, Autoregressive(), OneHot(0), self.eos, chunk=16), Weights(self.target, {}, {})
 
 
 def random_requests(vocab: int, count: int, *, seed: int = 0, **sampling: Any) -> list[Request]:
@@ -76,12 +37,14 @@ def random_requests(vocab: int, count: int, *, seed: int = 0, **sampling: Any) -
     ]
 
 
-def complete(loop: Loop, weights: Weights, requests: Sequence[Request], *, seed: int = 0) -> list[Completion]:
-    """All requests, `BATCH` rows at a time in one shape: every loop compiles once, whatever it is asked."""
+def complete(
+    loop: Loop, weights: Weights, requests: Sequence[Request], *, seed: int = 0, rows: int = BATCH
+) -> list[Completion]:
+    """All requests, `rows` at a time in one shape: every loop compiles once, whatever it is asked."""
     done: list[Completion] = []
-    for start in range(0, len(requests), BATCH):
-        group = list(requests[start : start + BATCH])
-        state = _prefill(loop, weights, group + [group[0]] * (BATCH - len(group)), seed)
+    for start in range(0, len(requests), rows):
+        group = list(requests[start : start + rows])
+        state = _prefill(loop, weights, group + [group[0]] * (rows - len(group)), seed)
         state = loop.run(weights, state, jnp.int32(STEPS))
         done += [decoding.read_row(state, row) for row in range(len(group))]
     return done
@@ -118,10 +81,23 @@ def check_rows_are_independent(subject: Subject, make_rule: MakeRule, requests: 
     straight = complete(loop, weights, requests)
     turned = complete(loop, weights, [*requests[1:], requests[0]])
     _assert_same(straight, [turned[-1], *turned[:-1]], "the same request in another slot")
+    if len(requests) <= BATCH:  # Nothing is refilled.
+        return
     refilled = decoding.generate(
         loop, weights, requests, context=CONTEXT, vocab=subject.vocab, batch=BATCH, buffer=BUFFER
     )
     _assert_same(straight, refilled, "the same request without refill")
+
+
+def check_alone(subject: Subject, make_rule: MakeRule, requests: Sequence[Request]) -> None:
+    """A request's output is the same in a batch of one as among others.
+
+    Raises:
+        AssertionError: names the first request that differs, and where.
+    """
+    loop, weights = subject.loop(make_rule)
+    alone = complete(loop, weights, requests, rows=1)
+    _assert_same(alone, complete(loop, weights, requests), "the same request alone")
 
 
 def check_cache(subject: Subject, make_rule: MakeRule, requests: Sequence[Request], *, steps: int = 6) -> None:
@@ -164,10 +140,13 @@ def check_device_loop(subject: Subject, make_rule: MakeRule, requests: Sequence[
         raise AssertionError("a second batch of the same shapes compiled the loop again")
 
 
-def check_draft(subject: Subject, requests: Sequence[Request]) -> None:
+def check_draft(subject: Subject, requests: Sequence[Request]) -> Draft:
     """What is proposed lies within what the drafter declares: a tree of its size and depth, and laws that are laws.
 
     Nothing in the loop looks: a dynamic tree out of order, or a law in other ids than the tokens, ends in wrong output.
+
+    Returns:
+        The draft.
 
     Raises:
         AssertionError: names what does not hold, the row and the node.
@@ -182,7 +161,9 @@ def check_draft(subject: Subject, requests: Sequence[Request]) -> None:
             weights.drafter, weights.tables, target, state.cache, state.drafter, state.context, keys
         )[0]
 
-    assert_declared(propose(weights, state), drafter, subject.vocab, state.sampling)
+    draft = propose(weights, state)
+    assert_declared(draft, drafter, subject.vocab, state.sampling)
+    return draft
 
 
 def assert_declared(draft: Draft, drafter: Drafter, vocab: int, sampling: Sampling) -> None:
@@ -225,21 +206,37 @@ def law_p_value(
     return g_test(counts, sequence_law(law, 1, tokens)).p_value
 
 
-def check_drafter(subject: Subject, make_exact_rule: MakeRule) -> None:
-    """The whole contract but the law (see `law_p_value`): drafts, greedy and seeded equality, cache, rows, device loop.
+def check_drafter(
+    subject: Subject,
+    make_exact_rule: MakeRule,
+    *,
+    prompt: Sequence[int] | None = None,
+    draws: int = LAW_DRAWS,
+) -> None:
+    """The whole contract: drafts, the law, greedy and seeded equality, cache, rows, device loop.
+
+    Rows are compared alone, in another slot and beside others, with drawn tokens too. Only where rows share a width
+    (`Draft.widths`) a row's draws may depend on its neighbours, its law does not, and the one-hot rule stands in.
 
     Args:
         subject: target and drafter.
         make_exact_rule: a rule that is exact for the drafter's kind of draft.
+        prompt: for the law, see `check_law`.
+        draws: for the law, see `check_law`.
 
     Raises:
         AssertionError: what does not hold, and where.
+        ValueError: the law cannot be tested, see `check_law`.
     """
     requests = random_requests(subject.vocab, 2 * BATCH)
     sampled = random_requests(subject.vocab, BATCH, seed=1, temperature=1.0)
-    check_draft(subject, sampled)
+    draft = check_draft(subject, sampled)
+    check_law(subject, make_exact_rule, prompt=prompt, draws=draws)
     check_equals_autoregressive(subject, make_exact_rule, requests)
     check_rows_are_independent(subject, make_exact_rule, requests)
+    seeded = make_exact_rule if draft.widths is None else OneHot
+    check_rows_are_independent(subject, seeded, sampled)
+    check_alone(subject, seeded, sampled)
     check_cache(subject, make_exact_rule, requests)
     check_device_loop(subject, make_exact_rule, requests)
     check_equals_autoregressive(subject, OneHot, sampled)
