@@ -32,7 +32,7 @@ from specjax.evaluation.prompts import load_prompts
 from specjax.evaluation.teacher import Teacher, rounding_bound
 from specjax.models import Target
 from specjax.testing.carried import carried
-from specjax.testing.faults import planted
+from specjax.testing.faults import SIBLINGS, planted
 from specjax.testing.sequences import LETTERS, PROMPT, certify_sequences, four_token_target, markov_target
 from specjax.testing.tables import TableTree, table_params
 from specjax.verification.registry import is_lossy
@@ -151,6 +151,7 @@ def two_drafters(target: Target, drafters: dict[str, Drafting], rule: str) -> It
         Drafting("table_tree", TableTree(TREE), table_params(LETTERS, 1), {}),
         drafters["prompt_lookup"],
         Drafting("table_tree_distinct", distinct, table_params(LETTERS, 2), {}),
+        Drafting("table_star_distinct", TableTree(SIBLINGS, "without_replacement"), table_params(LETTERS, 2), {}),
     )
     statics, found = make_sampling([0.0 if rule == "greedy" else 1.0]), 0
     for drafting in candidates:

@@ -26,7 +26,7 @@ from specjax.decoding.sampling import DRAFT
 from specjax.decoding.tree import TreeSpec, ancestors, depths, from_branching
 from specjax.evaluation import results
 from specjax.models import KVCache, Target, init_cache, pack
-from specjax.verification import Block, Greedy
+from specjax.verification import Block, Greedy, Speculative
 from specjax.verification.registry import RULES, label
 
 SCHEMA = "specjax.profile_rules/1"
@@ -106,7 +106,7 @@ def rule_cases(
     cases: dict[tuple[str, str], Callable[[], float]] = {}
     for name in config.rules:
         rule = RULES[name](tree.depth)
-        if isinstance(rule, Block) and not tree.is_chain:
+        if isinstance(rule, Block | Speculative) and not tree.is_chain:
             continue
         rows = make_sampling([0.0] * config.batch) if isinstance(rule, Greedy) else sampling
         verify = jax.jit(rule.verify)

@@ -47,7 +47,7 @@ from specjax.training.identity import target_identity
 from specjax.training.objectives.registry import OBJECTIVES
 from specjax.training.online import online_taps
 from specjax.training.user_data import DatasetConfig, DatasetRows, dataset_rows
-from specjax.verification import Block
+from specjax.verification import Block, Speculative
 from specjax.verification.registry import RULES, is_lossy
 
 
@@ -112,8 +112,9 @@ def make_rule(
         rule: Rule = maker(drafter.depth, **(options or {}))
     except TypeError as error:
         raise ValueError(f"rule {name!r} does not take these options ({options}): {error}") from error
-    if isinstance(rule, Block) and drafter.num_nodes > drafter.depth:
-        raise ValueError(f"rule {name!r} verifies chains, not a tree of {drafter.num_nodes} nodes; use 'traversal'")
+    instead = {Block: "traversal", Speculative: "recursive"}.get(type(rule))
+    if instead and drafter.num_nodes > drafter.depth:
+        raise ValueError(f"rule {name!r} verifies chains, not a tree of {drafter.num_nodes} nodes; use {instead!r}")
     if is_lossy(rule):
         if lossless:
             raise ValueError(

@@ -46,7 +46,7 @@ DEFINITIONS = {
 }
 
 # Under these a chain's acceptance at a depth is the overlap of the two laws there.
-TOKEN_BY_TOKEN = ("greedy", "one_hot", "recursive", "speculative")
+TOKEN_BY_TOKEN = ("greedy", "one_hot", "recursive", "sequoia", "specinfer", "speculative")
 
 
 @dataclasses.dataclass(frozen=True)

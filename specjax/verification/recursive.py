@@ -2,7 +2,8 @@
 
 With one child a node it is speculative sampling (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023). With
 independent siblings it is SpecInfer's multi-step verification (Miao et al. 2024), with siblings drawn without
-replacement Sequoia's (Chen et al. 2024), with fixed choices the tree verification of EAGLE and Medusa.
+replacement Sequoia's (Chen et al. 2024), with fixed choices the tree verification of EAGLE and Medusa. The first three
+have names of their own in `specjax.verification.presets`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from specjax.verification.greedy import Greedy
 from specjax.verification.k_seq import KSeq
 from specjax.verification.lenient import Lenient
 from specjax.verification.one_hot import OneHot
+from specjax.verification.presets import Sequoia, SpecInfer, Speculative
 from specjax.verification.recursive import Recursive
 from specjax.verification.threshold import Threshold
 from specjax.verification.traversal import Traversal
@@ -23,7 +24,9 @@ RULES: dict[str, Callable[..., Rule]] = {
     "lenient": Lenient,
     "one_hot": OneHot,
     "recursive": Recursive,
-    "speculative": Recursive,
+    "sequoia": Sequoia,
+    "specinfer": SpecInfer,
+    "speculative": Speculative,
     "threshold": Threshold,
     "traversal": Traversal,
     "typical": Typical,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +12,20 @@ import numpy as np
 import pytest
 
 from specjax import build
-from specjax.decoding import Draft, Keys, Scores, make_sampling
+from specjax.decoding import Draft, Scores, make_sampling
 from specjax.decoding.tree import chain
 from specjax.drafting import Autoregressive, PromptLookup
 from specjax.testing import laws
 from specjax.testing.laws import chain_draft, plain, step_keys, tree_draft
-from specjax.verification import Block, KSeq, Recursive, Threshold, Traversal
+from specjax.testing.rule_contract import check_steps
+from specjax.verification import Block, Recursive, Sequoia, SpecInfer, Speculative, Threshold, Traversal
 from specjax.verification.faults import find_fault
 from specjax.verification.k_seq import smallest_rho
 from specjax.verification.registry import RULES, is_lossy
 
 ROWS = 3
-SAMPLED = sorted(set(RULES) - {"greedy", "speculative"})
+PRESETS = {"speculative": "iid", "specinfer": "iid", "sequoia": "without_replacement"}
+SAMPLED = sorted(set(RULES) - {"greedy", *PRESETS})
 
 
 def make(name: str):
@@ -38,32 +41,11 @@ def verify(rule, *arguments):
 
 
 @pytest.mark.pitfall("tpu-inference rejection_sampler (code)")
-@pytest.mark.parametrize("name", sorted(set(SAMPLED) - {"one_hot"}))
-def test_impossible_token_is_rejected_even_when_the_uniform_is_zero(name, monkeypatch):
-    monkeypatch.setattr(Keys, "uniform", lambda self, purpose, slot: jnp.zeros_like(self.length, jnp.float32))
-    _, draft, scores, sampling, keys = make(name)
-    rule = Threshold(2, bar=0.0) if name == "threshold" else RULES[name](2)
-    # Everything that could be accepted is impossible, and what is left is possible.
-    impossible = jnp.zeros((ROWS, laws.VOCAB), bool).at[jnp.arange(ROWS)[:, None], draft.tokens].set(True)
-    logits = jnp.where(impossible[:, None], -jnp.inf, scores.logits)
-    assert not np.any(np.asarray(impossible.all(-1)))
-    verdict = verify(rule, draft, scores.replace(logits=logits), sampling, keys)
-    assert np.asarray(verdict.num_accepted).tolist() == [0] * ROWS
-    assert not np.any(np.asarray(impossible)[np.arange(ROWS), verdict.next_token])
-
-
 @pytest.mark.parametrize("name", SAMPLED)
-def test_logits_that_are_no_law_name_the_node(name):
-    """At the root and at accepted nodes: what was drafted and not taken ends no text that is sound without it."""
-    rule, draft, scores, sampling, keys = make(name)
-    logits = scores.logits.at[0, 0, 0].set(jnp.nan).at[1, 0, 1].set(jnp.inf).at[2, 0].set(-jnp.inf)
-    verdict = verify(rule, draft, scores.replace(logits=logits), sampling, keys)
-    assert np.asarray(verdict.fault)[:3].tolist() == [0, 0, 0] and np.all(np.asarray(verdict.fault)[3:] == -1)
-    # Nothing that is drafted is possible: no node is reached, whatever its own logits are.
-    impossible = jnp.zeros((ROWS, laws.VOCAB), bool).at[jnp.arange(ROWS)[:, None], draft.tokens].set(True)
-    logits = jnp.where(impossible[:, None], -jnp.inf, scores.logits).at[:, 1:].set(jnp.nan)
-    verdict = verify(rule, draft, scores.replace(logits=logits), sampling, keys)
-    assert np.all(np.asarray(verdict.num_accepted) == 0) and np.all(np.asarray(verdict.fault) == -1)
+def test_what_holds_in_every_step(name):
+    """Strict acceptance, named faults, valid paths, temperature 0, rows by themselves, plain decoding."""
+    rule = partial(Threshold, bar=0.0) if name == "threshold" else RULES[name]
+    check_steps(rule, (chain_draft if name == "block" else tree_draft)("iid"))
 
 
 def test_a_fault_is_looked_for_along_the_accepted_path():
@@ -110,25 +92,6 @@ def test_the_coins_of_the_block_verification_paper(rule, expected):
     assert np.isnan(verdict.overlap[0, 2:]).all()
 
 
-def test_an_invalid_node_takes_its_descendants_with_it():
-    """The first child is invalid, its grandchild is not; the likeliest other child remains."""
-    for rule in (Recursive(2), Traversal(2), KSeq(2), Threshold(2, bar=0.0)):
-        _, draft, scores, sampling, keys = make("traversal")
-        draft = draft.replace(valid=draft.valid.at[:, 0].set(False))
-        verdict = verify(rule, draft, scores, sampling, keys)
-        assert set(np.asarray(verdict.path[:, 0]).tolist()) <= {-1, 1, 2}
-        assert np.asarray(verdict.path[:, 1]).tolist() == [-1] * ROWS
-
-
-def test_plain_decoding_passes_through_every_rule():
-    keys, sampling = step_keys(ROWS, 0), plain(ROWS)
-    draft = chain(jnp.zeros((ROWS, 0), jnp.int32), laws=None)
-    scores = laws.score(draft)
-    for name in SAMPLED:
-        verdict = verify(RULES[name](0), draft, scores, sampling, keys)
-        assert verdict.path.shape == (ROWS, 0) and np.asarray(verdict.num_accepted).tolist() == [0] * ROWS
-
-
 def test_rho_is_the_smallest_that_is_valid():
     p = jnp.asarray([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.2, 0.5, 0.3]])
     q = jnp.asarray([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1], [0.2, 0.5, 0.3]])
@@ -163,6 +126,10 @@ class Tree(Autoregressive):
         ("block", Tree(), SAMPLING, "rule 'block' verifies chains, not a tree of 6 nodes; use 'traversal'"),
         ("k_seq", Tree(how="without_replacement"), SAMPLING, "'k_seq' is not exact for a 'without_replacement'.*'rec"),
         ("k_seq", PromptLookup(3), SAMPLING, "'k_seq' is not exact for a 'fixed' draft.*use 'one_hot'"),
+        ("speculative", Tree(), SAMPLING, "'speculative' verifies chains, not a tree of 6 nodes; use 'recursive'"),
+        ("specinfer", Tree(how="without_replacement"), SAMPLING, "not exact for a 'without_replacement'.*'recursive'"),
+        ("sequoia", Tree(), SAMPLING, "'sequoia' is not exact for a 'iid' draft at temperature > 0; use 'recursive'"),
+        ("sequoia", PromptLookup(3), SAMPLING, "'sequoia' is not exact for a 'fixed' draft.*use 'one_hot'"),
         ("greedy", PromptLookup(3), SAMPLING, "'greedy' is not exact for a 'fixed' draft at temperature > 0"),
         ("typical", PromptLookup(3), SAMPLING, "rule 'typical' is lossy; use 'one_hot', or, in a row"),
         ("lenient", Tree(), SAMPLING, "rule 'lenient' is lossy; use 'recursive'"),
@@ -203,3 +170,26 @@ def test_block_refuses_a_tree_when_traced():
     draft: Draft = tree_draft("fixed")(step_keys(ROWS, 0), plain(ROWS))
     with pytest.raises(ValueError, match="not a tree of 4 nodes; use 'traversal'"):
         Block(2).verify(draft, laws.score(draft), plain(ROWS), step_keys(ROWS, 0))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_the_recursive_rule(name):
+    keys, sampling = step_keys(ROWS, 0), plain(ROWS)
+    draft = (chain_draft if name == "speculative" else tree_draft)(PRESETS[name])(keys, sampling)
+    given = draft, laws.score(draft), sampling, keys
+    jax.tree.map(np.testing.assert_array_equal, RULES[name](2).verify(*given), Recursive(2).verify(*given))
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "says"),
+    [
+        (Speculative, "iid", "'speculative' verifies chains, not a tree of 4 nodes; use 'recursive'"),
+        (SpecInfer, "without_replacement", "independent siblings, not 'without_replacement'; use 'sequoia'"),
+        (Sequoia, "iid", "siblings drawn without replacement, not 'iid'; use 'specinfer'"),
+    ],
+)
+def test_presets_refuse_other_drafts_when_traced(rule, kind, says):
+    keys, sampling = step_keys(ROWS, 0), plain(ROWS)
+    draft = tree_draft(kind)(keys, sampling)
+    with pytest.raises(ValueError, match=says):
+        rule(2).verify(draft, laws.score(draft), sampling, keys)
