@@ -68,9 +68,9 @@ class Drafting:
         return sum(x.nbytes for x in jax.tree.leaves((self.params, self.tables)))
 
 
-def _autoregressive(target: Target) -> Drafting:
+def _autoregressive(target: Target, num_nodes: int = 0) -> Drafting:
     del target
-    return Drafting("autoregressive", Autoregressive(), {}, {})
+    return Drafting("autoregressive", Autoregressive(num_nodes=num_nodes), {}, {})
 
 
 def _prompt_lookup(target: Target, num_nodes: int = 8, max_ngram: int = 3, min_ngram: int = 1) -> Drafting:
