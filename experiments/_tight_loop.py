@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.drafting import PromptLookup
-from specjax.drafting.prompt_lookup import find_continuation
 from specjax.models import Decoder, ModelConfig, merge
 from specjax.models.attention import rope_frequencies
 
@@ -97,9 +96,8 @@ def tight_loop(
         def drafted(tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
             if lookup is None:
                 return jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool)
-            start, found = find_continuation(tokens[None], length[None], lookup.max_ngram, lookup.min_ngram)
-            at = start[0] + jnp.arange(lookup.num_nodes)
-            return tokens[jnp.minimum(at, tokens.shape[0] - 1)], found[0] & (at < length)
+            chain, proposed = lookup.look_up(tokens[None], length[None], config.vocab_size)
+            return chain[0], proposed[0]
 
         def body(carry: tuple[jax.Array, Caches, jax.Array]) -> tuple[jax.Array, Caches, jax.Array]:
             length, caches, tokens = carry

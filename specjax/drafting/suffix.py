@@ -7,7 +7,7 @@ vectorised comparison over the token buffer finds the same matches: nothing is k
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ class Suffix(Stateless):
     min_frequency: float = 0.1
     taps: tuple[Tap, ...] = ()
     num_probes: int = 0
+    length_follows_match: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_match <= self.max_match:
@@ -131,8 +132,8 @@ def follow_votes(
             vote = jnp.take(tokens, jnp.minimum(slots + i, len(slots) - 1))
             voters &= slots + i < length
             ballots = jnp.zeros((vocab,), jnp.int32).at[vote].add(voters.astype(jnp.int32))
-            value = jnp.where(voters, ballots[vote] * len(slots) + slots, -1)  # of equal counts the latest
-            token = vote[jnp.argmax(value)]
+            won = jnp.where(voters, ballots[vote], -1)
+            token = vote[jnp.argmax(jnp.where(won == won.max(), slots, -1))]  # of equal counts the latest
             voters &= vote == token
             return voters, (token, voters.sum())
 

@@ -84,6 +84,14 @@ def test_the_most_frequent_continuation_then_the_latest():
     np.testing.assert_allclose(share[0], [2 / 3, 1 / 3, 1 / 3])
 
 
+def test_votes_of_a_long_text_do_not_overflow():
+    """Votes times slots of this text are beyond int32."""
+    tokens = jnp.full((1, 60_000), 3, jnp.int32).at[0, -1].set(4)
+    voters = jnp.ones((1, 60_000), bool)
+    path, share = follow_votes(tokens, jnp.asarray([60_000]), voters, 1, 10)
+    assert path[0].tolist() == [3] and float(share[0, 0]) > 0.99
+
+
 def propose(drafter: Suffix, tokens: list[int]) -> tuple[list[int], list[bool]]:
     buffer, length = row(tokens)
     target = type("Of13", (), {"config": common.config()})
