@@ -8,11 +8,22 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from specjax.decoding.draft import Draft, Scores, Verdict
+from specjax.decoding.draft import Draft, Scores, Verdict, Widths
 from specjax.models import KVCache
 
 # judge(draft, cache) -> (scores, verdict, cache)
 Judge = Callable[[Draft, KVCache], tuple[Scores, Verdict, KVCache]]
+
+
+def fitting(valid_bn: jax.Array, sizes: tuple[int, ...]) -> Widths:
+    """The smallest of some growing widths that holds every valid node; the last must be the draft's own."""
+    needed = jnp.max(jnp.where(valid_bn, jnp.arange(1, valid_bn.shape[1] + 1), 0))
+    return Widths(jnp.sum(jnp.asarray(sizes, jnp.int32) < needed).astype(jnp.int32), sizes)
+
+
+def stop_widths(num_nodes: int, *, plain: bool) -> tuple[int, ...]:
+    """Widths for a chain that may stop early: its own, half of it, and 0 (a plain pass) or else 1."""
+    return tuple(sorted({0 if plain else 1, -(-num_nodes // 2), num_nodes}))
 
 
 def at_width(judge: Judge, draft: Draft, cache: KVCache, depth: int) -> tuple[Scores, Verdict, KVCache]:

@@ -7,18 +7,24 @@ The choice of a length from measured acceptance and costs follows the speedup fo
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from specjax.decoding import Context, Draft, Drafter, Keys, Kind, Sampling, Scores, Verdict, Widths, draft_passes
+from specjax.decoding import Context, Draft, Drafter, Keys, Kind, Sampling, Scores, Verdict, draft_passes
+from specjax.decoding.widths import fitting
 from specjax.drafting.any_context import any_context
 from specjax.drafting.draft_model import DraftModel
 from specjax.models import Decoder, KVCache, Tap
 
 MAX_WIDTHS = 3  # Each is a branch of the compiled step, a target pass of its own.
+PRIOR_WEIGHT = 2.0  # Positions that the prior counts for: a draft that is never right is given up after two steps.
+LONGEST_REST = 16  # Times `probe_every`: rests grow to so many steps.
+MATCH_REST = 8  # A long match cuts a rest to this part.
+CATCH_UP = 16  # Tokens a pass by which a draft model takes in what it missed.
 
 
 @flax.struct.dataclass
@@ -29,7 +35,8 @@ class AdaptiveState:
         inner: the inner drafter's state.
         accepted: `[B]` float32, accepted tokens, older steps counting less.
         tried: `[B]` float32, positions tried, likewise; accepted / tried is the acceptance rate.
-        idle: `[B]` int32 steps since this row was drafted for.
+        idle: `[B]` int32 steps since this row was drafted for, or where that costs nothing, since it had a draft.
+        rest: `[B]` int32 steps that it goes without one before it is given another chance.
         stale: `[B]` int32 steps since any row was.
         length: `[B]` int32 committed tokens when the last step began; a finished row's stand still.
     """
@@ -38,6 +45,7 @@ class AdaptiveState:
     accepted: jax.Array
     tried: jax.Array
     idle: jax.Array
+    rest: jax.Array
     stale: jax.Array
     length: jax.Array
 
@@ -47,10 +55,16 @@ class Adaptive:
     """Another drafter at one of at most three widths, plain decoding among them.
 
     Before drafting each row chooses the width w, of depth d, with the most expected tokens for the time,
-    (1 + a + ... + a^d) / (1 + w (draft_cost + pass_cost)), a being its own acceptance rate of late; the batch drafts at
-    the widest. A row that chose none is drafted for again, at the smallest width, after `probe_every` steps. After
-    drafting, the target's pass takes the smallest width that holds every valid node: a drafter that stops by its own
-    confidence, or by the length of a match, shortens the pass too.
+    (1 + a + ... + a^d) / (passes(w) draft_cost + part (1 + w pass_cost)), a being its own acceptance rate of late,
+    passes(w) the inner drafter's at that width, and part that of the target that verification runs (less than 1 where
+    drafting has run the first layers). The batch drafts at the widest. A row that chose none is drafted for
+    again, at the smallest width, after `probe_every` steps, and each time that nothing comes of it after twice as many.
+    After drafting, the target's pass takes the smallest width that holds every valid node: a drafter that stops by its
+    own confidence, or by the length of a match, shortens the pass too.
+
+    An inner drafter of draft_cost 0 is asked in every step: a rest then lasts until it has a draft, and a match that
+    fills the widest draft ends it early, if the drafter says with an attribute `length_follows_match = True` that its
+    drafts are as long as their matches.
 
     A row's nodes depend on that row alone, and on what it committed before: rows do not affect each other, and
     verification stays exact. Nothing drawn is dropped.
@@ -59,11 +73,13 @@ class Adaptive:
         inner: a drafter with a field `num_nodes` that reads no taps and makes no probes, and whose state does not
             depend on `num_nodes`: a draft model, or one that `any_context` holds of.
         widths: 0 first, then growing; the last is the inner drafter's own.
-        draft_cost: c, the time of drafting a token over that of a one-token target pass.
-        pass_cost: what each further token adds to a target pass, over a one-token pass.
+        draft_cost: the time of a draft pass over that of a one-token target pass: c in a benchmark's row of the inner
+            drafter.
+        pass_cost: what each further token adds to a target pass, over a one-token pass: (t_ratio - 1) / num_nodes in a
+            benchmark's row of a drafter that does not resume within the target.
         decay: weight of the past after each step.
-        prior: acceptance rate that is assumed at first, with the weight of four positions.
-        probe_every: steps after which a row without a draft is given another chance.
+        prior: acceptance rate that is assumed at first, with the weight of two positions.
+        probe_every: steps after which a row without a draft is first given another chance.
     """
 
     inner: Drafter
@@ -71,7 +87,7 @@ class Adaptive:
     draft_cost: float = 0.05
     pass_cost: float = 0.1
     decay: float = 0.9
-    prior: float = 0.7
+    prior: float = 0.5
     probe_every: int = 32
 
     def __post_init__(self) -> None:
@@ -93,6 +109,11 @@ class Adaptive:
             raise ValueError(f"{name} reads taps or makes probes in every step, so its length cannot adapt")
         if "num_nodes" not in {field.name for field in dataclasses.fields(self.inner)}:  # type: ignore[arg-type]
             raise ValueError(f"{name} has no field num_nodes, so its length cannot adapt")
+        for width in self.widths[1:-1]:
+            try:
+                self._at(width)
+            except ValueError as error:
+                raise ValueError(f"widths={self.widths}: {name} cannot draft {width} nodes ({error})") from error
         if not isinstance(self.inner, DraftModel) and not any_context(self.inner):
             raise ValueError(
                 f"{name} keeps a state that would miss what is committed while nothing is drafted, so its length "
@@ -161,12 +182,12 @@ class Adaptive:
         if jax.tree.leaves(whole) and any(shapes(self._at(width)) != whole for width in widths):
             name = type(self.inner).__name__
             raise ValueError(f"{name} keeps a state whose shape depends on num_nodes, so its length cannot adapt")
-        weight = 4.0
         return AdaptiveState(
             inner=self.inner.init_state(params, tables, target, batch, capacity),
-            accepted=jnp.full((batch,), self.prior * weight, jnp.float32),
-            tried=jnp.full((batch,), weight, jnp.float32),
+            accepted=jnp.full((batch,), self.prior * PRIOR_WEIGHT, jnp.float32),
+            tried=jnp.full((batch,), PRIOR_WEIGHT, jnp.float32),
             idle=jnp.zeros((batch,), jnp.int32),
+            rest=jnp.full((batch,), self.probe_every, jnp.int32),
             stale=jnp.zeros((batch,), jnp.int32),
             length=jnp.zeros((batch,), jnp.int32),
         )
@@ -197,41 +218,49 @@ class Adaptive:
         keys: Keys,
     ) -> tuple[Draft, AdaptiveState, KVCache]:
         """Drafts at the width that pays, then fits the pass to the valid nodes."""
-        index_b = self._wanted(state, context)
 
-        def branch(width: int) -> Any:
-            def run(inner: Any, cache: KVCache) -> tuple[Draft, Any, KVCache]:
-                inner = self._catch_up(params, tables, target, inner, context, state.stale)
-                return self._at(width).propose(params, tables, target, cache, inner, context, keys)
+        def at(width: int, inner: Any, cache: KVCache) -> tuple[Draft, Any, KVCache]:
+            draft, inner, cache = self._at(width).propose(params, tables, target, cache, inner, context, keys)
+            return dataclasses.replace(draft, widths=None), inner, cache
 
-            return run
-
-        whole = jax.eval_shape(branch(self.num_nodes), state.inner, cache)[0]
+        whole = jax.eval_shape(partial(at, self.num_nodes), state.inner, cache)[0]
+        resume = whole.resume.layer if whole.resume is not None else 0
+        best_b = self._best(state, 1 - resume / target.config.num_layers)
+        open_b = context.length > state.length
+        index_b = jnp.where(open_b, jnp.where((best_b == 0) & (state.idle >= state.rest), 1, best_b), 0)
 
         def padded(width: int) -> Any:
             def run(inner: Any, cache: KVCache) -> tuple[Draft, Any, KVCache]:
                 if not width:
                     return _pad(None, whole), inner, cache
-                draft, inner, cache = branch(width)(inner, cache)
+                draft, inner, cache = at(width, inner, cache)
                 return _pad(draft, whole), inner, cache
 
             return run
 
-        widest = jnp.max(index_b)
-        branches = [padded(width) for width in self.widths]
-        draft, inner, cache = jax.lax.switch(widest, branches, state.inner, cache)
+        free = not self.draft_cost  # always drafted, and then cut
+        widest = jnp.int32(1) if free else jnp.max(index_b)
+        missed = jnp.where(widest > 0, jnp.max(state.stale), 0)
+        inner = self._catch_up(params, tables, target, state.inner, context, missed)
+        branches = [padded(width) for width in (self.widths[-1:] if free else self.widths)]
+        draft, inner, cache = jax.lax.switch(0 if free else widest, branches, inner, cache)
+        if free and getattr(self.inner, "length_follows_match", False):
+            long_b = draft.valid.all(1) & (state.idle >= state.rest // MATCH_REST)
+            index_b = jnp.where(open_b & long_b, jnp.maximum(index_b, 1), index_b)
         sizes = jnp.asarray(self.widths, jnp.int32)
         nodes = jnp.arange(self.num_nodes)
         valid = draft.valid & (nodes < sizes[index_b][:, None])
-        needed = jnp.max(jnp.where(valid, nodes + 1, 0))
-        choice = jnp.sum(sizes < needed).astype(jnp.int32)
+        # A draft that stopped at once was paid for, a lookup without a match was not.
+        tried_b = valid.any(1) if free else index_b > 0
+        longer_b = jnp.minimum(2 * state.rest, LONGEST_REST * self.probe_every)
         state = dataclasses.replace(
             state,
             inner=inner,
-            idle=jnp.where(index_b > 0, 0, state.idle + 1),
+            idle=jnp.where(tried_b, 0, state.idle + 1),
+            rest=jnp.where(tried_b & (best_b == 0), longer_b, state.rest),
             stale=jnp.where(widest > 0, 0, state.stale + 1),
         )
-        return dataclasses.replace(draft, valid=valid, widths=Widths(choice, self.widths)), state, cache
+        return dataclasses.replace(draft, valid=valid, widths=fitting(valid, self.widths)), state, cache
 
     def commit(
         self,
@@ -246,45 +275,50 @@ class Adaptive:
     ) -> AdaptiveState:
         """Counts what was tried and accepted."""
         inner = self.inner.commit(params, tables, target, state.inner, context, draft, scores, verdict)
-        reached = (~jnp.isnan(verdict.overlap)).sum(1)
+        # Drafting that left nothing to verify counts as a position that was not accepted.
+        reached = jnp.maximum((~jnp.isnan(verdict.overlap)).sum(1), state.idle == 0)
         keep = jnp.where(reached > 0, self.decay, 1.0)
         return dataclasses.replace(
             state,
             inner=inner,
             accepted=keep * state.accepted + verdict.num_accepted,
             tried=keep * state.tried + reached,
+            rest=jnp.where(verdict.num_accepted > 0, self.probe_every, state.rest),
             length=context.length,
         )
 
     def _at(self, width: int) -> Drafter:
         return dataclasses.replace(self.inner, num_nodes=width)  # type: ignore[type-var]
 
-    def _wanted(self, state: AdaptiveState, context: Context) -> jax.Array:
-        """`[B]` index of the width each row would choose; finished rows choose none."""
+    def _best(self, state: AdaptiveState, verified: float) -> jax.Array:
+        """`[B]` index of the width with the most tokens for the time; `verified`: the part of the target that runs."""
         rate = (state.accepted / jnp.maximum(state.tried, 1e-6))[:, None]
         powers = rate ** jnp.arange(self.depth + 1)
-        depths = [self._at(width).depth if width else 0 for width in self.widths]
-        expected = jnp.cumsum(powers, axis=1)[:, jnp.asarray(depths)]
-        cost = 1 + jnp.asarray(self.widths) * (self.draft_cost + self.pass_cost)
-        best = jnp.argmax(expected / cost, axis=1).astype(jnp.int32)
-        best = jnp.where((best == 0) & (state.idle >= self.probe_every), 1, best)
-        return jnp.where(context.length > state.length, best, 0)
+        sized = [self._at(width) for width in self.widths[1:]]
+        expected = jnp.cumsum(powers, axis=1)[:, jnp.asarray([0, *(drafter.depth for drafter in sized)])]
+        costs = [
+            draft_passes(drafter) * self.draft_cost + verified * (1 + drafter.num_nodes * self.pass_cost)
+            for drafter in sized
+        ]
+        return jnp.argmax(expected / jnp.asarray([1.0, *costs]), axis=1).astype(jnp.int32)
 
     def _catch_up(
-        self, params: Any, tables: Any, target: Decoder, inner: Any, context: Context, stale_b: jax.Array
+        self, params: Any, tables: Any, target: Decoder, inner: Any, context: Context, missed: jax.Array
     ) -> Any:
-        """A draft model's cache takes in what was committed while nothing was drafted."""
+        """A draft model's cache takes in what was committed in so many steps without a draft, a token in each."""
         if not isinstance(self.inner, DraftModel):
             return inner
-        span = self.probe_every + self.depth + 1
+        size = min(CATCH_UP, context.tokens.shape[1])
+        passes = (missed + size - 1) // size
 
-        def take_in(inner: Any) -> Any:
-            positions = jnp.maximum(context.length[:, None] - 1 - span, 0) + jnp.arange(span)
+        def take_in(i: jax.Array, inner: Any) -> Any:
+            start = jnp.maximum(context.length - 1 - (passes - i) * size, 0)
+            positions = start[:, None] + jnp.arange(size)
             tokens = jnp.take_along_axis(context.tokens, positions, axis=1)
             valid = positions < context.length[:, None] - 1
             return self.inner.extend(params, tables, target, inner, tokens, positions, {}, valid)
 
-        return jax.lax.cond(jnp.any(stale_b > 0), take_in, lambda inner: inner, inner)
+        return jax.lax.fori_loop(0, passes, take_in, inner)
 
 
 def _pad(draft: Draft | None, whole: Draft) -> Draft:

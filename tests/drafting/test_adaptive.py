@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -12,18 +13,20 @@ import pytest
 
 from specjax.decoding import Context, Keys, Request, make_sampling, prefill, request_keys
 from specjax.drafting import DraftModel, OtherTokenizer, PromptLookup
-from specjax.drafting.adaptive import Adaptive
+from specjax.drafting.adaptive import Adaptive, AdaptiveState
 from specjax.drafting.early_exit import EarlyExit
 from specjax.drafting.ensemble import EnsembleMixture, EnsembleVote, Members
 from specjax.drafting.jacobi import Jacobi
 from specjax.drafting.lookahead import Lookahead
 from specjax.drafting.recycling import Recycling
-from specjax.models import init_decoder, merge
+from specjax.drafting.retrieval import Retrieval
+from specjax.drafting.suffix import Suffix
+from specjax.models import init_cache, init_decoder, merge
 from specjax.testing import contract
 from specjax.verification import Greedy, Recursive
 from tests.drafting import common
 
-LOOKUP = Adaptive(PromptLookup(num_nodes=4), (0, 2, 4), probe_every=4)
+LOOKUP = Adaptive(PromptLookup(num_nodes=4, policy="most_frequent"), (0, 2, 4), probe_every=4)
 
 
 def good_draft(widths: tuple[int, ...] = (0, 2, 4), vocab: int = common.VOCAB, **options) -> contract.Subject:
@@ -72,50 +75,94 @@ def test_a_good_draft_is_used_in_full():
         assert found.accepted[4] == found.steps or found.emitted / found.steps > 4.5
 
 
-def test_a_bad_draft_is_left_alone_but_for_a_try_now_and_then():
-    """In 60 steps: a few while the first trust wears off, then one in every 8."""
-    sub = bad_draft(probe_every=8, draft_cost=0.2)
-    loop, weights = sub.loop(Greedy)
-    state = prefill(loop, weights, [Request((1, 2, 3, 1, 2), 60)], context=100, seed=0)
-    drafted = []
-    for _ in range(59):
+@pytest.fixture(scope="module")
+def bad():
+    """110 steps with a draft that is never right: the states behind each, a prefill's first; its loop and weights."""
+    loop, weights = bad_draft(draft_cost=0.07).loop(Greedy)
+    state = prefill(loop, weights, [Request((1, 2, 3, 1, 2), 120)], context=140, seed=0)
+    states = [jax.tree.map(np.array, state)]
+    for _ in range(110):
         state = loop.step(weights, state)
-        drafted.append(int(state.drafter.idle[0]) == 0)
-    assert int(state.statistics.accepted[0, 0]) == 59, "the draft was meant to be bad"
-    first_rest = drafted.index(False)
-    assert first_rest < 12
-    later = np.flatnonzero(drafted[first_rest:])
-    assert len(later) >= 4 and set(np.diff(later)) == {9}
+        states.append(jax.tree.map(np.array, state))
+    return states, loop, weights
 
 
-def test_after_a_rest_a_draft_model_has_what_it_missed():
+def test_a_bad_draft_is_left_alone_but_for_a_try_now_and_then(bad):
+    """Two steps while the first trust wears off, one 32 steps later, the next 64 steps after that."""
+    states, loop, _ = bad
+    assert int(states[-1].statistics.accepted[0, 0]) == 110, "the draft was meant to be bad"
+    drafted = np.flatnonzero([int(state.drafter.idle[0]) == 0 for state in states[1:]])
+    assert drafted.tolist() == [0, 1, 34, 99]
+    # By these costs 64 tokens come at 0.98 of plain decoding's speed at least.
+    cost = loop.drafter.draft_cost + loop.drafter.pass_cost
+    assert 64 / (64 + loop.drafter.widths[1] * cost * (drafted < 64).sum()) > 0.98
+
+
+def test_after_a_rest_a_draft_model_has_what_it_missed(bad):
     """Its cache is that of a draft which was fed every token."""
-    sub = bad_draft(probe_every=8, draft_cost=0.2)
-    loop, weights = sub.loop(Greedy)
-    state = prefill(loop, weights, [Request((1, 2, 3, 1, 2), 60)], context=100, seed=0)
-    for _ in range(50):
-        state = loop.step(weights, state)
-        if int(state.drafter.stale[0]) == 0 and int(state.length[0]) > 30:
-            break
-    assert int(state.drafter.stale[0]) == 0
-    tokens = np.asarray(state.tokens[0, : int(state.length[0]) - 2]).tolist()
-    fresh = prefill(loop, weights, [Request(tuple(tokens), 9)], context=100, seed=0)
-    for mine, theirs in zip(state.drafter.inner.cache.layers, fresh.drafter.inner.cache.layers, strict=True):
-        np.testing.assert_allclose(mine.k[0, : len(tokens)], theirs.k[0, : len(tokens)], atol=1e-5)
+    states, loop, weights = bad
+    for state in (states[35], states[100]):
+        assert int(state.drafter.stale[0]) == 0 < int(states[34].drafter.stale[0])
+        tokens = state.tokens[0, : int(state.length[0]) - 2].tolist()
+        fresh = prefill(loop, weights, [Request(tuple(tokens), 120 + 5 - len(tokens))], context=140, seed=0)
+        for mine, theirs in zip(state.drafter.inner.cache.layers, fresh.drafter.inner.cache.layers, strict=True):
+            np.testing.assert_allclose(mine.k[0, : len(tokens)], theirs.k[0, : len(tokens)], atol=1e-5)
+
+
+def test_a_rest_may_be_longer_than_the_text():
+    sub = good_draft((0, 4), probe_every=256)
+    target, drafter = merge(sub.graph, sub.target), sub.drafter
+
+    def propose():
+        state = drafter.init_state(sub.params, {}, target, 1, 140)
+        context = Context(jnp.zeros((1, 128), jnp.int32), jnp.asarray([100]), make_sampling([0.0]))
+        keys = Keys(request_keys(0, [0]), context.length)
+        return drafter.propose(sub.params, {}, target, init_cache(target.config, 1, 140), state, context, keys)[0]
+
+    assert jax.eval_shape(propose).tokens.shape == (1, 4)
+
+
+def decide(adaptive: Adaptive, tokens: list[int], **fields: int | float) -> tuple[list[bool], AdaptiveState]:
+    """What one row drafts at a state of these fields, and the state then."""
+    sub = common.subject(adaptive)
+    target = merge(sub.graph, sub.target)
+    state = adaptive.init_state({}, {}, target, 1, 64)
+    state = state.replace(**{name: jnp.full_like(getattr(state, name), value) for name, value in fields.items()})
+    context = Context(
+        jnp.asarray([tokens + [0] * (32 - len(tokens))]), jnp.asarray([len(tokens)]), make_sampling([0.0])
+    )
+    keys = Keys(request_keys(0, [0]), context.length)
+    draft, state, _ = adaptive.propose({}, {}, target, None, state, context, keys)
+    return draft.valid[0].tolist(), state
+
+
+def test_a_rest_lasts_until_something_is_drafted():
+    """Without a match a chance is not used up; a match that fills the widest draft ends a rest early."""
+    adaptive = Adaptive(Suffix(num_nodes=4), (0, 1, 4), draft_cost=0.0, probe_every=8)
+    bad = {"accepted": 0.0, "tried": 4.0}
+    none, short, long = [1, 2, 3, 4], [1, 2, 3, 1], [1, 2, 3, 4, 5, 1, 2, 3, 4]
+    assert decide(adaptive, short, **bad, idle=7)[0] == [False] * 4
+    valid, state = decide(adaptive, none, **bad, idle=8)
+    assert not any(valid) and int(state.idle[0]) == 9 and int(state.rest[0]) == 8
+    valid, state = decide(adaptive, short, **bad, idle=9)
+    assert valid == [True, False, False, False] and int(state.idle[0]) == 0 and int(state.rest[0]) == 16
+    assert decide(adaptive, long, **bad, idle=1)[0] == [True, False, False, False]
+    assert decide(adaptive, long, **bad, idle=0)[0] == [False] * 4
 
 
 def test_the_pass_fits_the_match():
     """No match, no wide pass; a match in one row of two widens it for both."""
-    sub = common.subject(LOOKUP)
+    lookup = dataclasses.replace(LOOKUP, prior=1.0)
+    sub = common.subject(lookup)
     target = merge(sub.graph, sub.target)
 
     def choice(rows: list[list[int]]) -> tuple[int, list[list[bool]]]:
         tokens = jnp.asarray([row + [0] * (16 - len(row)) for row in rows])
         lengths = jnp.asarray([len(row) for row in rows])
         context = Context(tokens, lengths, make_sampling([0.0] * len(rows)))
-        state = LOOKUP.init_state({}, {}, target, len(rows), 32)
+        state = lookup.init_state({}, {}, target, len(rows), 32)
         keys = Keys(request_keys(0, list(range(len(rows)))), lengths)
-        draft, _, _ = LOOKUP.propose({}, {}, target, None, state, context, keys)
+        draft, _, _ = lookup.propose({}, {}, target, None, state, context, keys)
         return int(draft.widths.choice), draft.valid.tolist()
 
     assert choice([[1, 2, 3, 4]]) == (0, [[False] * 4])
@@ -124,23 +171,30 @@ def test_the_pass_fits_the_match():
     assert choice([[1, 2, 3, 4], [1, 2, 3, 1]]) == (2, [[False] * 4, [True] * 3 + [False]])
 
 
+def expected_choice(rate: float, widths: tuple[int, ...], cost: Callable[[int], float]) -> int:
+    return int(np.argmax([sum(rate**i for i in range(w + 1)) / (cost(w) if w else 1) for w in widths]))
+
+
 def test_the_width_is_the_one_with_the_most_tokens_for_the_time():
-    adaptive = Adaptive(PromptLookup(num_nodes=6), (0, 2, 6), draft_cost=0.05, pass_cost=0.1, probe_every=5)
-    sub = common.subject(LOOKUP)
-    target = merge(sub.graph, sub.target)
+    """A lookup is one pass, a draft model's are as many as tokens, early exit makes one more and saves its layers."""
     rates = np.linspace(0, 1, 21)
-    state = adaptive.init_state({}, {}, target, 21, 32).replace(
-        accepted=jnp.asarray(10 * rates, jnp.float32), tried=jnp.full((21,), 10.0)
-    )
-    context = Context(jnp.zeros((21, 16), jnp.int32), jnp.full((21,), 3), make_sampling([0.0] * 21))
-    expected = [
-        int(np.argmax([sum(a**i for i in range(w + 1)) / (1 + 0.15 * w) for w in adaptive.widths])) for a in rates
-    ]
-    assert adaptive._wanted(state, context).tolist() == expected and set(expected) == {0, 1, 2}
-    idle = state.replace(idle=jnp.full((21,), 5))
-    assert adaptive._wanted(idle, context).tolist() == [max(1, e) for e in expected]
-    finished = state.replace(length=jnp.full((21,), 3))
-    assert adaptive._wanted(finished, context).tolist() == [0] * 21
+    sub = common.subject(LOOKUP)
+    start = LOOKUP.init_state({}, {}, merge(sub.graph, sub.target), 21, 32)
+    state = start.replace(accepted=jnp.asarray(10 * rates, jnp.float32), tried=jnp.full((21,), 10.0))
+    for inner, verified, cost in (
+        (PromptLookup(num_nodes=6), 1.0, lambda w: 1.2 + 0.1 * w),
+        (DraftModel(common.config(), num_nodes=6), 1.0, lambda w: 1 + 0.3 * w),
+        (EarlyExit(1, num_nodes=6), 0.5, lambda w: 0.2 * (w + 1) + 0.5 * (1 + 0.1 * w)),
+    ):
+        adaptive = Adaptive(inner, (0, 2, 6), draft_cost=0.2, pass_cost=0.1)
+        expected = [expected_choice(rate, adaptive.widths, cost) for rate in rates]
+        assert adaptive._best(state, verified).tolist() == expected and {0, 2} <= set(expected)
+
+
+def test_a_finished_row_drafts_nothing():
+    adaptive = Adaptive(PromptLookup(num_nodes=4), (0, 4))
+    assert decide(adaptive, [1, 2, 1], length=2)[0] == [True] * 4
+    assert decide(adaptive, [1, 2, 1], length=3)[0] == [False] * 4
 
 
 @pytest.mark.parametrize(
@@ -152,6 +206,10 @@ def test_the_width_is_the_one_with_the_most_tokens_for_the_time():
         (lambda: Adaptive(PromptLookup(4), (0, 4), prior=1.5), "prior=1.5; expected a number in"),
         (lambda: Adaptive(PromptLookup(4), (0, 4), probe_every=0), "probe_every=0"),
         (lambda: Adaptive(PromptLookup(4), (0, 4), draft_cost=-1.0), "draft_cost=-1.0"),
+        (
+            lambda: Adaptive(Retrieval(16, depth=6), (0, 4, 16)),
+            r"widths=.0, 4, 16.: Retrieval cannot draft 4 nodes .dep",
+        ),
         (lambda: Adaptive(Lookahead(2, 2, 2), (0, 2)), "Lookahead reads taps or makes probes"),
     ],
 )
