@@ -13,6 +13,8 @@ from flax import nnx
 from specjax.decoding import Context, Draft, Keys, Kind, Sampling, Scores, Verdict
 from specjax.decoding.sampling import DRAFT, log_law
 from specjax.decoding.tree import chain
+from specjax.decoding.widths import fitting, stop_widths
+from specjax.drafting.self_chain import check_confidence, confidence_of
 from specjax.models import (
     Decoder,
     KVCache,
@@ -94,6 +96,19 @@ class DraftNetwork:
         return state
 
 
+@flax.struct.dataclass
+class _Carry:
+    """What goes from pass to pass; `slot` is the node to be drawn next."""
+
+    slot: jax.Array
+    cache: KVCache
+    token: jax.Array  # [B] the last one drawn, in target ids
+    alive: jax.Array  # [B] no node was given up yet
+    picks: jax.Array  # [B, N] in draft ids: penalties count them
+    valid: jax.Array  # [B, N]
+    laws: jax.Array  # [N, B, Vd], or [0, B, Vd] when greedy
+
+
 @dataclasses.dataclass(frozen=True)
 class DraftModel(DraftNetwork):
     """A chain from a decoder of its own.
@@ -109,6 +124,7 @@ class DraftModel(DraftNetwork):
         temperature: times the request's own gives the draft's temperature, above temperature 0. The recorded law is
             the one drawn from, so that verification stays exact; acceptance is highest where the laws are closest.
         shares: parameter groups taken from the target by reference (`embed`).
+        min_confidence: stop where the likeliest token has less than this probability, at temperature 1; 0 drafts all.
         window: committed tokens that the first pass of a step feeds; one more than the longest path that another
             drafter may have drafted.
     """
@@ -120,12 +136,14 @@ class DraftModel(DraftNetwork):
     taps: tuple[Tap, ...] = ()
     num_probes: int = 0
     window: int = 2
+    min_confidence: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
             raise ValueError(f"num_nodes={self.num_nodes}; a draft model drafts at least 1 token")
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} of a draft model; expected a factor above 0")
+        check_confidence(self.min_confidence)
         if self.window < 2:
             raise ValueError(f"window={self.window} of a draft model; expected at least 2 tokens, the root among them")
 
@@ -136,7 +154,7 @@ class DraftModel(DraftNetwork):
 
     @property
     def draft_passes(self) -> int:
-        """One a token."""
+        """One a token; at most, with a confidence at which it stops."""
         return self.num_nodes
 
     def kind(self, sampling: Sampling) -> Kind:
@@ -153,42 +171,68 @@ class DraftModel(DraftNetwork):
         context: Context,
         keys: Keys,
     ) -> tuple[Draft, DraftModelState, KVCache]:
-        """gamma passes: one over the last committed tokens, then one a drafted token."""
+        """gamma passes at most: one over the last committed tokens, then one a drafted token.
+
+        A node whose law gives its likeliest token less than `min_confidence` is left out, and all behind it: that
+        depends on the law and on earlier tokens alone, so verification stays exact.
+        """
         network = self.network(params, target)
         vocab = tables.get("vocab")
 
-        # What was drafted so far, in draft ids: penalties count it.
-        picks = jnp.zeros((context.tokens.shape[0], self.num_nodes), jnp.int32)
+        batch, nodes = context.tokens.shape[0], self.num_nodes
+        greedy = context.sampling.greedy
 
         def run(own: KVCache, tokens_bt: jax.Array, start_b: jax.Array) -> tuple[jax.Array, KVCache]:
             out, own = network.cached(tokens_bt, own, causal_view(start_b, tokens_bt.shape[1]), taps=("normed",))
             return out.taps["normed"], own
 
-        def draw(normed_b1d: jax.Array, picks: jax.Array, slot: jax.Array | int) -> tuple[Any, ...]:
-            so_far = jnp.broadcast_to(jnp.arange(self.num_nodes) < slot, (*picks.shape[:1], 1, self.num_nodes))
-            logits = context.process(network.logits(normed_b1d), picks, so_far, vocab)[:, 0]
-            if context.sampling.greedy:
-                law, pick = None, jnp.argmax(logits, -1).astype(jnp.int32)
+        def draw(normed_b1d: jax.Array, own: KVCache, c: _Carry) -> _Carry:
+            so_far = jnp.broadcast_to(jnp.arange(nodes) < c.slot, (batch, 1, nodes))
+            logits = context.process(network.logits(normed_b1d), c.picks, so_far, vocab)[:, 0]
+            if greedy:
+                laws, pick = c.laws, jnp.argmax(logits, -1).astype(jnp.int32)
             else:
                 law = log_law(logits / self.temperature, context.sampling)
-                pick = keys.sample(DRAFT, slot, law)
-            return picks.at[:, slot].set(pick), pick if vocab is None else vocab[pick], law
+                laws = jax.lax.dynamic_update_index_in_dim(c.laws, law, c.slot, 0)
+                pick = keys.sample(DRAFT, c.slot, law)
+            alive = c.alive & (confidence_of(logits) >= self.min_confidence) if self.min_confidence else c.alive
+            return _Carry(
+                slot=c.slot + 1,
+                cache=own,
+                token=pick if vocab is None else vocab[pick],
+                alive=alive,
+                picks=c.picks.at[:, c.slot].set(pick),
+                valid=c.valid.at[:, c.slot].set(alive),
+                laws=laws,
+            )
 
         # A text shorter than the window begins within it; what follows the root there is overwritten before it is read.
         start = jnp.maximum(context.length - self.window, 0)
         fed = jnp.take_along_axis(context.tokens, start[:, None] + jnp.arange(self.window), axis=1)
         normed, own = run(state.cache, fed, start)
         root = jnp.take_along_axis(normed, (context.length - 1 - start)[:, None, None], axis=1)
-        picks, first, first_law = draw(root, picks, 0)
+        begin = _Carry(
+            slot=jnp.zeros((), jnp.int32),
+            cache=own,
+            token=context.last(1)[:, 0],
+            alive=jnp.ones((batch,), bool),
+            picks=jnp.zeros((batch, nodes), jnp.int32),
+            valid=jnp.zeros((batch, nodes), bool),
+            laws=jnp.zeros((0 if greedy else nodes, batch, self.config.head_size), jnp.float32),
+        )
 
-        def body(carry: tuple[KVCache, jax.Array, jax.Array], slot: jax.Array) -> tuple[Any, Any]:
-            own, picks, token = carry
-            normed, own = run(own, token[:, None], context.length + slot - 1)
-            picks, token, law = draw(normed, picks, slot)
-            return (own, picks, token), (token, law)
+        def more(c: _Carry) -> jax.Array:
+            return (c.slot < nodes) & jnp.any(c.alive) if self.min_confidence else c.slot < nodes
 
-        (own, _, _), (tokens, laws) = jax.lax.scan(body, (own, picks, first), jnp.arange(1, self.num_nodes))
-        tokens_bn = jnp.concatenate([first[:, None], tokens.T], axis=1)
-        if first_law is not None:
-            laws = jnp.concatenate([first_law[:, None], laws.swapaxes(0, 1)], axis=1)
-        return chain(tokens_bn, laws=laws, vocab=vocab), DraftModelState(own), cache
+        def body(c: _Carry) -> _Carry:
+            normed, own = run(c.cache, c.token[:, None], context.length + c.slot - 1)
+            return draw(normed, own, c)
+
+        done = jax.lax.while_loop(more, body, draw(root, own, begin))
+        tokens = done.picks if vocab is None else vocab[done.picks]
+        draft = chain(tokens, laws=None if greedy else done.laws.swapaxes(0, 1), vocab=vocab)
+        if self.min_confidence:
+            draft = dataclasses.replace(
+                draft, valid=done.valid, widths=fitting(done.valid, stop_widths(nodes, plain=True))
+            )
+        return draft, DraftModelState(done.cache), cache

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from specjax.decoding import Context, Draft, Keys
 from specjax.decoding.sampling import DRAFT, log_law
 from specjax.decoding.tree import chain
+from specjax.decoding.widths import fitting, stop_widths
 from specjax.models import Decoder, View, causal_view
 
 # part(tokens [B, 1], caches, view) -> (hidden [B, 1, d] that verification may resume from, what the head reads
@@ -53,7 +54,8 @@ def draft_chain(
     """Drafts token by token into the target cache's scratch slots, the root at slot `length - 1`.
 
     A node whose law gives its likeliest token less than `min_confidence` is left out, and all behind it: that depends
-    on the law and on earlier tokens alone, so verification stays exact. The passes end when every row has stopped.
+    on the law and on earlier tokens alone, so verification stays exact. The passes end when every row has stopped, and
+    the target's pass is as narrow as what they left allows.
 
     Args:
         part: the layers that draft.
@@ -78,7 +80,7 @@ def draft_chain(
     def draw(read_b1d: jax.Array, slot: jax.Array, picks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         so_far = jnp.broadcast_to(jnp.arange(num_nodes) < slot, (batch, 1, num_nodes))
         logits = context.process(head(read_b1d), picks, so_far, vocab)[:, 0]
-        confidence = jnp.exp(logits.max(-1) - jax.nn.logsumexp(logits, -1))
+        confidence = confidence_of(logits)
         if greedy:
             return jnp.argmax(logits, -1).astype(jnp.int32), confidence, jnp.zeros((batch, 0), jnp.float32)
         law = log_law(logits, context.sampling)
@@ -121,7 +123,15 @@ def draft_chain(
     done = jax.lax.while_loop(lambda c: (c.step < passes) & jnp.any(c.alive), body, init)
     tokens = done.picks if vocab is None else vocab[done.picks]
     draft = chain(tokens, laws=None if greedy else done.laws, vocab=vocab)
-    return dataclasses.replace(draft, valid=done.valid), done.hidden, done.caches
+    # Without a last pass verification starts anew, and may be plain.
+    sizes = stop_widths(num_nodes, plain=not last_pass)
+    widths = fitting(done.valid, sizes) if min_confidence else None
+    return dataclasses.replace(draft, valid=done.valid, widths=widths), done.hidden, done.caches
+
+
+def confidence_of(logits: jax.Array) -> jax.Array:
+    """Probability of the likeliest token `[...]`, at temperature 1, of logits `[..., Vd]`."""
+    return jnp.exp(logits.max(-1) - jax.nn.logsumexp(logits, -1))
 
 
 def check_chain(num_nodes: int, min_confidence: float) -> None:
@@ -132,5 +142,14 @@ def check_chain(num_nodes: int, min_confidence: float) -> None:
     """
     if num_nodes < 1:
         raise ValueError(f"num_nodes={num_nodes}; the target's own layers draft at least 1 token")
+    check_confidence(min_confidence)
+
+
+def check_confidence(min_confidence: float) -> None:
+    """Checks the confidence at which drafting stops.
+
+    Raises:
+        ValueError: it is no probability.
+    """
     if not 0 <= min_confidence < 1:
         raise ValueError(f"min_confidence={min_confidence}; expected a probability in [0, 1), 0 to draft every node")

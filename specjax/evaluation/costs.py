@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.decoding import Context, Draft, Keys, Loop, Request, Weights, score
+from specjax.decoding import Context, Draft, Drafter, Keys, Loop, Request, Weights, score
 from specjax.decoding.tree import chain
 from specjax.evaluation.contenders import LoopContender
 from specjax.models import Decoder, KVCache, Tap, merge
@@ -30,8 +30,10 @@ class Costs:
 
     Attributes:
         one_token: a target pass over one token a row, with its logits and argmax.
-        scoring: the target pass that verifies this contender's draft; NaN where its width is chosen step by step.
-        drafting: all draft passes of one step.
+        scoring: the target pass that verifies this contender's draft; NaN where drafting stops early or chooses a width
+            step by step.
+        drafting: all draft passes of one step, of a drafter that stops early when it does not; NaN where a width is
+            chosen.
         draft_passes: how many they are.
     """
 
@@ -113,6 +115,13 @@ def drafts(
         return jax.lax.fori_loop(0, repeat, body, (cache, state, empty, root))[:3]
 
 
+def unstopped(drafter: Drafter) -> Drafter:
+    """The drafter that makes all its passes in every step; itself where it always does."""
+    if getattr(drafter, "min_confidence", 0):
+        return dataclasses.replace(drafter, min_confidence=0.0)  # type: ignore[type-var]
+    return drafter
+
+
 def _with_root(context: Context, root_b: jax.Array) -> jax.Array:
     rows = jnp.arange(root_b.shape[0])
     return context.tokens.at[rows, context.length - 1].set(root_b)
@@ -166,11 +175,12 @@ class CostMeter:
         if label not in self._drafting or not self._drafting[label]:
             raise ValueError(f"no round has timed {label!r}")
         baseline = next(c for c in self._contenders if c.info.is_baseline)
-        fixed = self._drafts[label].widths is None
+        chosen = self._drafts[label].widths is not None
+        varies = chosen or unstopped(contender.loop.drafter) is not contender.loop.drafter
         return Costs(
             one_token=statistics.median(self._scoring[self._width(baseline)]),
-            scoring=statistics.median(self._scoring[self._width(contender)]) if fixed else math.nan,
-            drafting=statistics.median(self._drafting[label]),
+            scoring=math.nan if varies else statistics.median(self._scoring[self._width(contender)]),
+            drafting=math.nan if chosen else statistics.median(self._drafting[label]),
             draft_passes=contender.info.draft_passes,
         )
 
@@ -191,10 +201,12 @@ class CostMeter:
             self._drafts[label] = chain(jnp.zeros((rows, 0), jnp.int32), laws=None)
             return 0.0
         context = dataclasses.replace(self._context, sampling=self._sampling[label])
+        # Where drafting might stop early, the number of its passes would be unknown.
+        loop = dataclasses.replace(contender.loop, drafter=unstopped(contender.loop.drafter))
         start = time.perf_counter()
         self._cache, self._states[label], draft = jax.block_until_ready(
             drafts(
-                contender.loop,
+                loop,
                 contender.weights,
                 self._cache,
                 self._states[label],

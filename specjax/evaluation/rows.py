@@ -27,9 +27,10 @@ DEFINITIONS = {
     "alpha": "mean over verified draft tokens of sum min(p, q) (of p(x) for a chosen token); mean over prompts",
     "alpha_by_position": "the same at each draft position (of a tree, of the first child), all prompts pooled; null "
     "where no pass verified one",
-    "draft_cost": "c, the time of a draft pass over that of a one-token target pass",
+    "draft_cost": "c, the time of a draft pass over that of a one-token target pass; null where the drafter chooses "
+    "its width step by step, and with it the number of its passes",
     "t_ratio": "t(g + 1) / t(1), the verifying target pass over a one-token one; null where the drafter chooses its "
-    "width step by step",
+    "width step by step or may stop early, and so are the predicted speedups: they need the passes that ran",
     "tokens_per_second": "new tokens over the seconds of prefill and decoding; mean over prompts",
     "speedup": "tokens per second over those of the fastest plain decoding in the same run at the same temperature, "
     "prefill included in both; mean over prompts of the ratio",

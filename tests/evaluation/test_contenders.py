@@ -4,10 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import decoding
+from specjax import build, decoding
 from specjax.decoding import Request, draft_passes
-from specjax.evaluation.contenders import LoopContender
+from specjax.evaluation.contenders import Info, LoopContender
 from specjax.models import Target
+from specjax.testing import tiny_target
 
 REQUEST = Request((5, 9, 5, 9, 7), 20)
 BUFFER = 128
@@ -24,6 +25,23 @@ def test_a_completion_is_that_of_generate(trio: list[LoopContender], target: Tar
         assert timed.completion.steps == expected.steps
         assert timed.prefill_seconds is not None and timed.prefill_seconds > 0 and timed.decode_seconds > 0
         assert preparation.kv_bytes_target >= 2 * BUFFER * 8 * 4  # keys and values, one head of 8 floats
+
+
+def test_the_targets_own_layers_are_no_second_model() -> None:
+    """Neither parameters nor a cache."""
+    target = tiny_target(layers=3, width=16)
+    shown = {}
+    for name, options in {"early_exit": {"exit_layer": 1}, "layer_skip": {"skip": (1,)}}.items():
+        made = build.make_drafter(name, target, **options)
+        loop, weights = build.make_loop(target, made, decoding.make_sampling([0.0]))
+        vocab = target.config.vocab_size
+        contender = LoopContender(
+            Info(name, name, "greedy", num_nodes=4), loop, weights, context=target.context, vocab=vocab, seed=0
+        )
+        contender.buffer = BUFFER
+        shown[name] = made.param_bytes, *contender.kv_bytes(REQUEST)
+    for parameters, cache, drafter in shown.values():
+        assert parameters == drafter == 0 < cache
 
 
 def test_two_programs_each(target: Target, noisy: dict) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +40,22 @@ def test_costs_of_every_part(prepared: list[LoopContender]) -> None:
     assert plain.t_ratio == 1.0 and plain.draft_cost == 0.0 and plain.drafting == 0.0
     assert draft.scoring == lookup.scoring and draft.one_token == plain.one_token
     assert draft.drafting > 0 and draft.draft_passes == 3 and lookup.draft_passes == 1
+
+
+def test_a_draft_that_may_stop_early_is_timed_whole(prepared: list[LoopContender]) -> None:
+    """Its c is that of the draft without a stop; what a step takes depends on where it stopped, and is not told."""
+    stopping = dataclasses.replace(prepared[1].loop.drafter, min_confidence=0.999)
+    info = dataclasses.replace(prepared[1].info, label="stopping")
+    loop = dataclasses.replace(prepared[1].loop, drafter=stopping)
+    sure = LoopContender(info, loop, prepared[1].weights, context=128, vocab=256, seed=0)
+    sure.prepare(REQUEST, BUFFER)
+    CostMeter(prepared[:2], REQUEST, repeat=2).round()
+    meter = CostMeter([prepared[0], sure], REQUEST, repeat=2)
+    with compilations() as seen:
+        meter.round()
+    assert seen.count("drafts") == 0, "the program is that of the draft without a stop"
+    costs = meter.costs(sure)
+    assert costs.draft_cost > 0 and math.isnan(costs.scoring) and math.isnan(costs.t_ratio)
 
 
 def test_what_the_terms_are() -> None:

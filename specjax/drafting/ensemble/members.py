@@ -355,7 +355,7 @@ def _in_target_ids(draft: Draft, vocab_size: int) -> Draft:
     if draft.vocab is not None and laws.shape[1]:
         whole = jnp.full((*laws.shape[:2], vocab_size), -jnp.inf)
         laws = whole.at[:, :, draft.vocab].set(laws)
-    return dataclasses.replace(draft, laws=laws, vocab=None, resume=None)
+    return dataclasses.replace(draft, laws=laws, vocab=None, resume=None, widths=None)
 
 
 def _one(entry: Drafter | Stack) -> Drafter:
