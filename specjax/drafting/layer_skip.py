@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import jax
+from etils import epath
 
 from specjax.decoding import Context, Draft, Keys, Kind, Sampling, Stateless
 from specjax.drafting.self_chain import check_chain, draft_chain
@@ -87,6 +89,24 @@ class LayerSkip(Stateless):
             head_size=target.config.head_size,
         )
         return draft, state, cache
+
+
+def found_set(path: str | epath.Path) -> tuple[int, ...]:
+    """The best set of layers in a `search.json`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is none.
+    """
+    file = epath.Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"no search.json at {path}: experiments/search_skip.py writes one")
+    try:
+        return tuple(int(layer) for layer in json.loads(file.read_text())["best"]["skip"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} holds no best.skip ({error!r}); expected the search.json of experiments/search_skip.py"
+        ) from error
 
 
 def check_skip(skip: tuple[int, ...], layers: int) -> None:

@@ -70,11 +70,14 @@ class OtherTokenizer:
         num_nodes: gamma.
         expansion: draft ids that there is room for, a target token. A row that needs more, or more than the draft's
             context, is decoded plainly from there on.
+        bos: draft id that begins every text of the draft, in front of the target's; -1 for none. A target's text that
+            begins with it itself is left as it is.
     """
 
     config: ModelConfig
     num_nodes: int = 4
     expansion: float = 2.0
+    bos: int = -1
     taps: tuple[Tap, ...] = ()
     num_probes: int = 0
 
@@ -83,6 +86,10 @@ class OtherTokenizer:
             raise ValueError(f"num_nodes={self.num_nodes}; a draft model drafts at least 1 token")
         if not 0 < self.expansion < math.inf:
             raise ValueError(f"expansion={self.expansion}; expected a number above 0, draft ids a target token")
+        if not -1 <= self.bos < self.config.vocab_size:
+            raise ValueError(
+                f"bos={self.bos}; expected one of the draft's {self.config.vocab_size} ids, or -1 for none"
+            )
 
     @property
     def depth(self) -> int:
@@ -111,14 +118,16 @@ class OtherTokenizer:
         return init_decoder(self.config, key), {"vocab": vocab, "draft_ids": vocab, "pieces": pieces, "counts": counts}
 
     def init_state(self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int) -> StreamState:
-        """An empty stream."""
+        """An empty stream, but for the token that begins a text."""
         del params, tables, target
-        room = max(min(math.ceil(self.expansion * capacity), self.config.max_position), FED)
+        begin = int(self.bos >= 0)
+        room = max(min(math.ceil(self.expansion * capacity) + begin, self.config.max_position), FED)
         # Passes over a prompt take as many ids as a chunk has tokens, which is at most the capacity.
         cache = init_cache(self.config, batch, max(room, capacity) + self.num_nodes)
         none = jnp.zeros((batch,), jnp.int32)
         drafted = jnp.full((batch, self.num_nodes), -1, jnp.int32)
-        return StreamState(cache, jnp.zeros((batch, room), jnp.int32), none, none, none, drafted)
+        stream = jnp.full((batch, room), max(self.bos, 0), jnp.int32)
+        return StreamState(cache, stream, none + begin, none, none, drafted)
 
     def extend(
         self,
@@ -133,8 +142,15 @@ class OtherTokenizer:
     ) -> StreamState:
         """Spells a prompt chunk, and runs the draft over it."""
         del target, positions, taps
-        state = append(state, tables, tokens, valid)
+        state = append(self._begun(state, tables, tokens, valid), tables, tokens, valid)
         return feed(merge(self.graph, params), state, tokens.shape[1])[1]
+
+    def _begun(self, state: StreamState, tables: Any, tokens_bt: jax.Array, valid_bt: jax.Array) -> StreamState:
+        """Without the first id where the target's text brings it along."""
+        if self.bos < 0:
+            return state
+        same = (tables["pieces"][tokens_bt[:, 0], 0] == self.bos) & valid_bt[:, 0] & (state.seen == 0)
+        return dataclasses.replace(state, length=jnp.where(same, 0, state.length))
 
     def propose(
         self,

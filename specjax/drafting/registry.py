@@ -29,7 +29,7 @@ from specjax.drafting.heads import choose_tree
 from specjax.drafting.hydra import Hydra, HydraPlusPlus
 from specjax.drafting.jacobi import Jacobi
 from specjax.drafting.kangaroo import Kangaroo
-from specjax.drafting.layer_skip import LayerSkip
+from specjax.drafting.layer_skip import LayerSkip, found_set
 from specjax.drafting.lookahead import Lookahead
 from specjax.drafting.lookup import lookup
 from specjax.drafting.medusa import Medusa
@@ -73,15 +73,13 @@ def _autoregressive(target: Target, num_nodes: int = 0) -> Drafting:
     return Drafting("autoregressive", Autoregressive(num_nodes=num_nodes), {}, {})
 
 
-def _prompt_lookup(target: Target, num_nodes: int = 8, max_ngram: int = 3, min_ngram: int = 1) -> Drafting:
-    del target
-    return Drafting("prompt_lookup", PromptLookup(num_nodes, max_ngram, min_ngram), {}, {})
-
-
-def _draft_model(target: Target, source: str, num_nodes: int = 4, temperature: float = 1.0) -> Drafting:
+def _draft_model(
+    target: Target, source: str, num_nodes: int = 4, temperature: float = 1.0, min_confidence: float = 0.0
+) -> Drafting:
     """A chain of a zoo entry or saved drafter, or of any model that `load_target` reads whose vocabulary fits."""
     config, params, tables, shares = _draft_network(target, source)
-    return Drafting("draft_model", DraftModel(config, num_nodes, temperature, shares), params, tables)
+    drafter = DraftModel(config, num_nodes, temperature, shares, min_confidence=min_confidence)
+    return Drafting("draft_model", drafter, params, tables)
 
 
 def _draft_tree(
@@ -132,7 +130,10 @@ def _other_tokenizer(target: Target, source: str, num_nodes: int = 4, expansion:
     names = (target.name, source)
     tables = map_tokens(target.tokenizer, draft.tokenizer, target.config.vocab_size, names=names).tables()
     config, params = restrict(draft.config, draft.params, tables["draft_ids"])
-    return Drafting("other_tokenizer", OtherTokenizer(config, num_nodes, expansion), params, tables)
+    # Where its tokenizer begins a text with a token, the draft has seldom read one without.
+    begin, bos = draft.tokenizer.encode("a")[:1], draft.tokenizer.bos_id
+    drafter = OtherTokenizer(config, num_nodes, expansion, bos if bos is not None and begin == [bos] else -1)
+    return Drafting("other_tokenizer", drafter, params, tables)
 
 
 def _mtp(target: Target, source: str, num_nodes: int = 0) -> Drafting:
@@ -214,6 +215,13 @@ def _retrieval(target: Target, source: str, **options: Any) -> Drafting:
     return Drafting("retrieval", Retrieval(**options), {}, store_tables(store))
 
 
+def _layer_skip(target: Target, skip: Sequence[int] = (), source: str = "", **options: Any) -> Drafting:
+    """A set of layers, or the best one that a search found: the `search.json` of `experiments/search_skip.py`."""
+    if bool(skip) == bool(source):
+        raise ValueError(f"skip={tuple(skip)} and source={source!r} of layer_skip; expected one of them")
+    return _untrained("layer_skip", LayerSkip)(target, skip=tuple(skip) if skip else found_set(source), **options)
+
+
 def _adaptive(target: Target, inner: Mapping[str, Any], widths: Sequence[int], **options: Any) -> Drafting:
     """`inner` is a row of a name and its options."""
     row = dict(inner)
@@ -277,7 +285,7 @@ DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "early_exit": _untrained("early_exit", EarlyExit),
     "jacobi": _untrained("jacobi", Jacobi),
     "kangaroo": _kangaroo,
-    "layer_skip": _untrained("layer_skip", LayerSkip),
+    "layer_skip": _layer_skip,
     "lookahead": _untrained("lookahead", Lookahead),
     "recycling": _untrained("recycling", Recycling),
     "retrieval": _retrieval,
@@ -295,6 +303,6 @@ DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "ensemble_vote": _ensemble("ensemble_vote", EnsembleVote, "accuracy"),
     "mtp": _mtp,
     "other_tokenizer": _other_tokenizer,
-    "prompt_lookup": _prompt_lookup,
+    "prompt_lookup": _untrained("prompt_lookup", PromptLookup),
     "redrafter": _redrafter,
 }

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from specjax.drafting import Adaptive, EarlyExit, LayerSkip, Retrieval, Suffix, text_store
+from specjax.drafting import Adaptive, EarlyExit, LayerSkip, PromptLookup, Retrieval, Suffix, text_store
 from specjax.drafting.registry import DRAFTERS
 from specjax.testing import tiny_target
 
@@ -19,10 +19,23 @@ def target():
 def test_options_reach_the_drafter(target, tmp_path):
     assert DRAFTERS["early_exit"](target, exit_layer=2, num_nodes=5).drafter == EarlyExit(2, 5)
     assert DRAFTERS["layer_skip"](target, skip=[0, 2]).drafter == LayerSkip((0, 2))
+    assert DRAFTERS["prompt_lookup"](target, policy="earliest").drafter == PromptLookup(policy="earliest")
     assert DRAFTERS["suffix"](target, max_match=9).drafter == Suffix(max_match=9)
     assert all(DRAFTERS[name](target).param_bytes == 0 for name in ("lookahead", "jacobi", "recycling"))
     made = DRAFTERS["adaptive"](target, {"name": "suffix", "num_nodes": 4}, [0, 4], probe_every=3)
     assert made.drafter == Adaptive(Suffix(num_nodes=4), (0, 4), probe_every=3)
+
+
+def test_a_set_of_layers_that_was_searched_for(target, tmp_path):
+    (tmp_path / "search.json").write_text('{"best": {"skip": [0, 2]}}')
+    assert DRAFTERS["layer_skip"](target, source=str(tmp_path / "search.json")).drafter == LayerSkip((0, 2))
+    (tmp_path / "other.json").write_text('{"rows": []}')
+    with pytest.raises(ValueError, match=r"other.json holds no best.skip .KeyError.*expected the search.json"):
+        DRAFTERS["layer_skip"](target, source=str(tmp_path / "other.json"))
+    with pytest.raises(FileNotFoundError, match="no search.json at nowhere"):
+        DRAFTERS["layer_skip"](target, source="nowhere")
+    with pytest.raises(ValueError, match=r"skip=\(1,\) and source='a' of layer_skip; expected one of them"):
+        DRAFTERS["layer_skip"](target, skip=[1], source="a")
 
 
 def test_a_store_is_read_or_made(target, tmp_path):

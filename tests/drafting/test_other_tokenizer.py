@@ -20,7 +20,7 @@ from specjax.decoding import Completion, Verdict, prefill
 from specjax.decoding.tree import chain
 from specjax.drafting import PromptLookup
 from specjax.drafting.ensemble import EnsembleUnion, Members
-from specjax.drafting.other_tokenizer import OtherTokenizer, restrict
+from specjax.drafting.other_tokenizer import OtherTokenizer, append, restrict
 from specjax.drafting.registry import DRAFTERS
 from specjax.drafting.token_map import TokenMap, map_tokens
 from specjax.models import causal_view, graph, init_cache, init_decoder, merge
@@ -126,7 +126,10 @@ def test_an_alphabet_that_is_not_known() -> None:
 
 @functools.cache
 def made(vocab: int = common.VOCAB, expansion: float = 2.0, noise: float = 0.3) -> contract.Subject:
-    """The target's own network, nearly, under other ids: its drafts are often right. The last ids are not shared."""
+    """The target's own network, nearly, under other ids: its drafts are often right. The last ids are not shared.
+
+    A text of the draft begins with a token of its own.
+    """
     shapes = common.config(2, vocab)
     sub = common.subject(OtherTokenizer(restrict_shapes(vocab), 3, expansion), vocab=vocab)
     shared = vocab - (3 if vocab > 4 else 1)
@@ -140,7 +143,7 @@ def made(vocab: int = common.VOCAB, expansion: float = 2.0, noise: float = 0.3) 
     pieces = np.stack([ids, ids[::-1]], 1).astype(np.int32)
     counts = np.where(np.arange(vocab) < shared, 1, 2).astype(np.int32)
     tables = TokenMap(np.arange(shared, dtype=np.int32), ids[:shared].astype(np.int32), pieces, counts).tables()
-    drafter = OtherTokenizer(config, 3, expansion)
+    drafter = OtherTokenizer(config, 3, expansion, bos=int(ids[-1]))
     return dataclasses.replace(sub, drafter=drafter, params=params, tables=tables, eos=())
 
 
@@ -182,7 +185,10 @@ def test_the_stream_is_the_text_spelt_and_the_cache_that_of_a_fresh_pass() -> No
     for row in range(3):
         text = np.asarray(state.tokens)[row, : int(own.seen[row])]
         spelt.append(
-            np.concatenate([np.asarray(sub.tables["pieces"])[t, : int(sub.tables["counts"][t])] for t in text])
+            np.concatenate(
+                [[sub.drafter.bos]]
+                + [np.asarray(sub.tables["pieces"])[t, : int(sub.tables["counts"][t])] for t in text]
+            )
         )
         assert int(own.length[row]) == len(spelt[row])
         np.testing.assert_array_equal(np.asarray(own.stream)[row, : len(spelt[row])], spelt[row])
@@ -194,6 +200,19 @@ def test_the_stream_is_the_text_spelt_and_the_cache_that_of_a_fresh_pass() -> No
     for mine, theirs in zip(own.cache.layers, fresh.layers, strict=True):
         np.testing.assert_allclose(mine.k[:, :20], theirs.k[:, :20], atol=1e-4)
         np.testing.assert_allclose(mine.v[:, :20], theirs.v[:, :20], atol=1e-4)
+
+
+def test_a_text_begins_once() -> None:
+    """Where the target's text brings the draft's first token along, it is not put there again."""
+    drafter = OtherTokenizer(restrict_shapes(common.VOCAB), 3, bos=7)
+    ids = jnp.arange(common.VOCAB)[:, None]
+    tables = {"pieces": ids, "counts": jnp.ones((common.VOCAB,), jnp.int32)}
+    state = drafter.init_state({}, {}, None, 2, 32)
+    tokens, valid = jnp.asarray([[3, 4, 7], [7, 4, 3]]), jnp.ones((2, 3), bool)
+    state = append(drafter._begun(state, tables, tokens, valid), tables, tokens, valid)
+    assert state.length.tolist() == [4, 3]
+    assert state.stream[0, :4].tolist() == [7, 3, 4, 7] and state.stream[1, :3].tolist() == [7, 4, 3]
+    assert drafter._begun(state, tables, tokens, valid).length.tolist() == [4, 3]
 
 
 def test_what_was_accepted_of_another_draft_is_read_anew() -> None:
@@ -230,6 +249,7 @@ def test_a_model_is_loaded_with_its_own_tokenizer(tmp_path) -> None:
     other = dataclasses.replace(draft, tokenizer=Tokenizer(backend=backend, eos_ids=(1,)))
     save_target(other, tmp_path)
     found = DRAFTERS["other_tokenizer"](target, source=str(tmp_path), num_nodes=2)
+    assert found.drafter.bos == -1, "this tokenizer begins a text with nothing"
     assert found.drafter.num_nodes == 2 and found.drafter.config.head_size == len(kept)
     t, d = int(found.tables["vocab"][7]), int(found.tables["draft_ids"][7])
     assert target.tokenizer.backend.id_to_token(t) == backend.id_to_token(d)
@@ -242,6 +262,7 @@ def test_a_model_is_loaded_with_its_own_tokenizer(tmp_path) -> None:
     [
         ({"num_nodes": 0}, "num_nodes=0; a draft model"),
         ({"expansion": 0.0}, "expansion=0.0; expected a number above 0"),
+        ({"bos": 13}, "bos=13; expected one of the draft's 13 ids, or -1 for none"),
     ],
 )
 def test_out_of_range(options: dict, message: str) -> None:
