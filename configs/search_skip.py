@@ -19,6 +19,10 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config = config_dict.ConfigDict()
     config.target = {"source": targets[0] if targets else "smollm2", "dtype": "float32"}
 
+    # Greedy answers of the target to training prompts, in SPECJAX_DATA; without them, it answers prompts here.
+    config.text = "" if targets and targets[0] != "smollm2" else "target_text/smollm2-135m-instruct.train.jsonl.gz"
+    config.max_texts = 2 if quick else 32
+    config.max_prompt_tokens = 128
     config.prompts = "shipped"  # see specjax.evaluation.prompts.load_prompts
     config.prompts_fallback = ""
     config.prompts_per_category = 1

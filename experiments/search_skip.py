@@ -8,9 +8,10 @@ whose `best.skip` is the option of the drafter `layer_skip`.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+from etils import epath
 from flax import nnx
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -26,13 +28,17 @@ from experiments import _main
 from experiments._prompts import prompts_from_config
 from specjax import build
 from specjax.analysis import speedup_predicted
-from specjax.decoding import Completion, Request, check_requests, generate, make_sampling
+from specjax.decoding import Request, check_requests, generate, make_sampling
 from specjax.drafting.layer_skip import check_skip
 from specjax.evaluation import results
 from specjax.evaluation.conversations import encode
+from specjax.evaluation.prompts import Prompt
 from specjax.models import Decoder, KVCache, Target, View, causal_view, init_cache, merge, pack
+from specjax.training.data import answers_at
 
 SCHEMA = "specjax.search_skip/1"
+
+Text = tuple[Sequence[int], Sequence[int]]  # a prompt and its answer
 
 
 def main(config: ml_collections.ConfigDict) -> None:
@@ -40,26 +46,26 @@ def main(config: ml_collections.ConfigDict) -> None:
     optuna = import_optuna()
     console, workdir = _main.console(), _main.workdir()
     check(config)
-    prompts = prompts_from_config(config, console)
+    base = os.environ.get("SPECJAX_DATA")
+    stored = bool(config.text and base)
+    prompts = () if stored else prompts_from_config(config, console)
     results.check_writable(workdir)
     target = build.target_from_config(config.target)
     layers = target.config.num_layers
     most = config.max_skipped or layers - 1
     check_skip(tuple(range(most)), layers)
-    requests = [
-        Request(encode(target, [{"role": "user", "content": p.turns[0]}]), config.max_new_tokens, id=i)
-        for i, p in enumerate(prompts)
-    ]
-    check_requests(requests, target.context, target.config.vocab_size)
-    loop, weights = build.make_loop(target, build.make_drafter("autoregressive", target), make_sampling([0.0]))
-    console.print(f"plain text of {len(requests)} prompts")
-    done = generate(loop, weights, requests, context=target.context, vocab=target.config.vocab_size)
+    if stored:
+        texts = stored_texts(epath.Path(str(base)) / config.text, target, config)
+        console.print(f"{len(texts)} texts of {config.text}")
+    else:
+        console.print(f"plain text of {len(prompts)} prompts: a table over these is no test of the set that is found")
+        texts = answered(prompts, target, config.max_new_tokens)
     costs = measure_costs(target, config)
     console.print(
         f"a layer takes {costs['layer']:.4f} of a one-token pass, "
         f"a pass over {config.num_nodes + 1} tokens {costs['t_ratio']:.2f} of it"
     )
-    agreement = Agreement(target, requests, done, config.precision)
+    agreement = Agreement(target, texts, config.precision)
 
     def score(skip: tuple[int, ...]) -> dict[str, Any]:
         alpha, cost = agreement.rate(skip), 1 - costs["layer"] * len(skip)
@@ -90,6 +96,40 @@ def main(config: ml_collections.ConfigDict) -> None:
     console.print(f"written to {workdir / 'search.json'}", highlight=False)
 
 
+def stored_texts(path: epath.Path, target: Target, config: ml_collections.ConfigDict) -> list[Text]:
+    """Greedy answers that the target wrote before, evenly spaced in the file; those with long prompts are passed over.
+
+    Raises:
+        ValueError: there are too few, or another model wrote them.
+    """
+    documents = [d for d in answers_at(path, target, 0.0) if d.prompt_length <= config.max_prompt_tokens]
+    if len(documents) < config.max_texts:
+        raise ValueError(
+            f"{path} has {len(documents)} greedy answers to prompts of at most {config.max_prompt_tokens} tokens, "
+            f"fewer than max_texts={config.max_texts}: lower max_texts or raise max_prompt_tokens"
+        )
+    chosen = [documents[i * len(documents) // config.max_texts] for i in range(config.max_texts)]
+    if (largest := max(int(d.tokens.max()) for d in chosen)) >= target.config.vocab_size:
+        raise ValueError(
+            f"{path} has token {largest}, and the target's vocabulary {target.config.vocab_size}: another model wrote "
+            "it; give text of this target, or text='' to let it answer prompts"
+        )
+    cut = [d.cut(d.prompt_length + config.max_new_tokens) for d in chosen]
+    return [(d.tokens[: d.prompt_length].tolist(), d.tokens[d.prompt_length :].tolist()) for d in cut]
+
+
+def answered(prompts: Sequence[Prompt], target: Target, max_new_tokens: int) -> list[Text]:
+    """The target's own greedy answers to the first turns."""
+    requests = [
+        Request(encode(target, [{"role": "user", "content": p.turns[0]}]), max_new_tokens, id=i)
+        for i, p in enumerate(prompts)
+    ]
+    check_requests(requests, target.context, target.config.vocab_size)
+    loop, weights = build.make_loop(target, build.make_drafter("autoregressive", target), make_sampling([0.0]))
+    done = generate(loop, weights, requests, context=target.context, vocab=target.config.vocab_size)
+    return [(r.prompt, c.tokens) for r, c in zip(requests, done, strict=True)]
+
+
 def import_optuna() -> Any:
     """The optimiser.
 
@@ -109,7 +149,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     Raises:
         ValueError: one is out of range.
     """
-    for name in ("max_new_tokens", "num_nodes", "trials", "rounds"):
+    for name in ("max_new_tokens", "max_texts", "max_prompt_tokens", "num_nodes", "trials", "rounds"):
         if config[name] < 1:
             raise ValueError(f"{name}={config[name]}; expected at least 1")
     if config.max_skipped < 0:
@@ -131,18 +171,18 @@ class Agreement:
     left out is an array, so all trials share one program.
     """
 
-    def __init__(self, target: Target, requests: list[Request], done: list[Completion], precision: str):
+    def __init__(self, target: Target, texts: Sequence[Text], precision: str):
         """Fills the cache."""
         self._graph, self._params, self._precision = target.graph, target.params, precision
-        texts = [[*r.prompt, *c.tokens] for r, c in zip(requests, done, strict=True)]
-        width = max(map(len, texts)) - 1
+        width = max(len(prompt) + len(answer) for prompt, answer in texts) - 1
         self._tokens = np.zeros((len(texts), width), np.int32)
         self._next = np.zeros((len(texts), width), np.int32)
         self._counts = np.zeros((len(texts), width), bool)
-        for row, (text, request) in enumerate(zip(texts, requests, strict=True)):
+        for row, (prompt, answer) in enumerate(texts):
+            text = [*prompt, *answer]
             self._tokens[row, : len(text) - 1], self._next[row, : len(text) - 1] = text[:-1], text[1:]
             # Every token but the first of the answer, which the prefill emits.
-            self._counts[row, len(request.prompt) : len(text) - 1] = True
+            self._counts[row, len(prompt) : len(text) - 1] = True
         if not self._counts.any():
             raise ValueError("every answer ended with its first token: choose other prompts")
         self._cache = fill(target.graph, precision, target.params, jnp.asarray(self._tokens))

@@ -12,7 +12,7 @@ import pytest
 
 from experiments import search_skip
 from specjax import build
-from specjax.decoding import Completion, Context, Keys, Request, make_sampling, request_keys
+from specjax.decoding import Context, Keys, make_sampling, request_keys
 from specjax.drafting import LayerSkip
 from specjax.models import KVCache, merge
 from specjax.models.cache import LayerCache
@@ -23,9 +23,7 @@ def test_agreement_is_that_of_the_first_drafted_token():
     target = tiny_target(layers=3, width=16)
     rng = np.random.default_rng(0)
     prompt, answer = tuple(rng.integers(3, 250, 9).tolist()), tuple(rng.integers(3, 250, 30).tolist())
-    zeros = np.zeros(1, np.int64)
-    done = Completion(answer, "length", 1, 29, zeros, zeros, zeros, 9)
-    agreement = search_skip.Agreement(target, [Request(prompt, 30)], [done], "float32")
+    agreement = search_skip.Agreement(target, [(prompt, answer)], "float32")
     text = jnp.asarray([[*prompt, *answer]], jnp.int32)
     skip = jnp.asarray([False, True, False])
     said = search_skip.drafted(target.graph, "float32", target.params, agreement._cache, text[:, :-1], skip)
@@ -49,11 +47,26 @@ def test_agreement_is_that_of_the_first_drafted_token():
     assert agreement.rate((1,)) == pytest.approx(hits.mean())
 
 
+def test_texts_are_spread_over_the_file_and_belong_to_the_target(tmp_path: Path) -> None:
+    target = tiny_target(layers=1, width=16)
+    one = {"source": "a", "prompt": "ab", "response": "", "finish": "length"}
+    rows = [one | {"id": i, "temperature": i % 2, "response_ids": [5 + i] * 4} for i in range(8)]
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = build.load_config("configs/search_skip.py", "quick", {"max_new_tokens": 3})
+    assert [answer for _, answer in search_skip.stored_texts(path, target, config)] == [[5] * 3, [9] * 3]
+    with pytest.raises(ValueError, match="4 greedy answers to prompts of at most 128 tokens, fewer than max_texts=9"):
+        search_skip.stored_texts(path, target, build.load_config("configs/search_skip.py", "", {"max_texts": 9}))
+    path.write_text(path.read_text().replace("[5, 5", "[4000, 5"))
+    with pytest.raises(ValueError, match="has token 4000, and the target's vocabulary .*another model wrote it"):
+        search_skip.stored_texts(path, target, config)
+
+
 @pytest.mark.slow
 def test_it_searches_and_reports(tmp_path: Path, in_workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target(layers=4, width=16)
     monkeypatch.setattr(build, "target_from_config", lambda config: target)
-    options = {"max_new_tokens": 12, "trials": 5, "rounds": 1, "layout": "plain", "max_skipped": 2}
+    options = {"max_new_tokens": 12, "trials": 5, "rounds": 1, "layout": "plain", "max_skipped": 2, "text": ""}
     search_skip.main(build.load_config("configs/search_skip.py", "quick", options))
     found = json.loads((in_workdir / "search.json").read_text())
     assert found["best"]["speedup_predicted"] == max(t["speedup_predicted"] for t in found["trials"])
