@@ -1,9 +1,10 @@
-"""Drafting without a trained head: lookahead, n-grams, the target's own layers, adaptive lengths; greedy, batch 1.
+"""Drafting without a trained head: lookahead, n-grams, the target's own layers, adaptive lengths; batch 1.
 
     python -m experiments.benchmark --config=configs/self_drafting.py --workdir=runs/self_drafting
 
 Arguments, separated by commas:
     spec_bench  10 prompts of each category of Spec-Bench, read from SPECJAX_DATA, in place of the shipped prompts
+    sampled     at temperature 1 in place of greedy
     quick       2 prompts, 16 tokens: whether it works at all
 """
 
@@ -14,7 +15,7 @@ DRAFT = "smollm2-135m-distilled"
 # Every other layer of the middle, a starting point that was not searched for: experiments/search_skip.py finds a set.
 SKIP = (8, 10, 12, 14, 16, 18, 20, 22, 24, 26)
 
-ARGUMENTS = ("spec_bench", "quick")
+ARGUMENTS = ("spec_bench", "sampled", "quick")
 
 
 def get_config(arg: str | None = None) -> config_dict.ConfigDict:
@@ -36,44 +37,12 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.long_prompts = "error"  # or skip, which counts them
     config.max_new_tokens = 16 if quick else 64
 
-    config.temperatures = (0.0,)
+    config.temperatures = (1.0,) if "sampled" in arguments else (0.0,)
     config.top_k = 0
     config.top_p = 1.0
     config.seed = 0
 
-    config.rows = {
-        "autoregressive": {"name": "autoregressive"},
-        # A small window for a processor on which wide passes are dear, the code's example, the paper's for 7B models.
-        "lookahead_3_3_3": {"name": "lookahead", "window": 3, "ngram": 3, "guesses": 3},
-        "lookahead_7_5_7": {"name": "lookahead", "window": 7, "ngram": 5, "guesses": 7},
-        "lookahead_15_5_15": {"name": "lookahead", "window": 15, "ngram": 5, "guesses": 15},
-        "jacobi": {"name": "jacobi", "num_nodes": 4},
-        "prompt_lookup": {"name": "prompt_lookup", "num_nodes": 3},
-        "suffix": {"name": "suffix", "num_nodes": 6},
-        "recycling": {"name": "recycling", "num_nodes": 12},
-        # A `.npz` that specjax.drafting.text_store.save_store wrote, or a text file; empty leaves the row out.
-        "retrieval": {"name": "retrieval", "source": "", "num_nodes": 8, "depth": 4},
-        "early_exit": {"name": "early_exit", "exit_layer": 4, "num_nodes": 3},
-        "layer_skip": {"name": "layer_skip", "skip": SKIP, "num_nodes": 3},
-        # The run directory, or the zoo entry, of an adapter (configs/kangaroo.py); empty leaves the row out.
-        "kangaroo": {"name": "kangaroo", "source": "", "num_nodes": 6, "min_confidence": 0.6},
-        # Any model, whatever its tokenizer; empty leaves the row out.
-        "other_tokenizer": {"name": "other_tokenizer", "source": "", "num_nodes": 3},
-        # For comparison: a second model, and lengths that adapt for it and for lookups.
-        "draft": {"name": "draft_model", "source": DRAFT, "num_nodes": 3},
-        "adaptive_draft": {
-            "name": "adaptive",
-            "inner": {"name": "draft_model", "source": DRAFT, "num_nodes": 4},
-            "widths": (0, 2, 4),
-            "draft_cost": 0.07,
-        },
-        "adaptive_suffix": {
-            "name": "adaptive",
-            "inner": {"name": "suffix", "num_nodes": 8},
-            "widths": (0, 3, 8),
-            "draft_cost": 0.0,
-        },
-    }
+    config.rows = rows(quick)
     config.only = ()
 
     config.batch = 1
@@ -84,3 +53,53 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.loop_threshold = 0.4
     config.coloured_texts = 0
     return config
+
+
+def rows(quick: bool) -> dict:
+    """What is compared. Adaptive lengths stand beside fixed ones, the least, one between and the greatest."""
+
+    def lengths(*sizes: int) -> tuple[int, ...]:
+        return sizes[-1:] if quick else sizes
+
+    found = {
+        "autoregressive": {"name": "autoregressive"},
+        # A small window for a processor on which wide passes are dear, the code's example, the paper's for 7B models.
+        "lookahead_3_3_3": {"name": "lookahead", "window": 3, "ngram": 3, "guesses": 3},
+        "lookahead_7_5_7": {"name": "lookahead", "window": 7, "ngram": 5, "guesses": 7},
+        "lookahead_15_5_15": {"name": "lookahead", "window": 15, "ngram": 5, "guesses": 15},
+        "jacobi": {"name": "jacobi", "num_nodes": 4},
+        "prompt_lookup": {"name": "prompt_lookup", "num_nodes": 3},
+        "suffix": {"name": "suffix", "num_nodes": lengths(3, 6, 8)},
+        "recycling": {"name": "recycling", "num_nodes": 12},
+        # A store that experiments.build_store wrote, or a text file; empty leaves the row out.
+        "retrieval": {"name": "retrieval", "source": "", "num_nodes": 8, "depth": 4},
+        "early_exit": {"name": "early_exit", "exit_layer": 4, "num_nodes": 3},
+        "early_exit_sure": {"name": "early_exit", "exit_layer": 4, "num_nodes": 3, "min_confidence": 0.5},
+        "layer_skip": {"name": "layer_skip", "skip": SKIP, "num_nodes": 3},
+        # The search.json of experiments.search_skip; empty leaves the row out.
+        "layer_skip_searched": {"name": "layer_skip", "source": "", "num_nodes": 3},
+        # The run directory, or the zoo entry, of an adapter (configs/kangaroo.py); empty leaves the row out.
+        "kangaroo": {"name": "kangaroo", "source": "", "num_nodes": 6, "min_confidence": 0.6},
+        # Any model, whatever its tokenizer, such as $SPECJAX_DATA/models_tiny/stories260K.bin; empty leaves it out.
+        "other_tokenizer": {"name": "other_tokenizer", "source": "", "num_nodes": 3},
+        "adaptive_suffix": {
+            "name": "adaptive",
+            "inner": {"name": "suffix", "num_nodes": 8},
+            "widths": (0, 3, 8),
+            "draft_cost": 0.0,
+        },
+    }
+    if not DRAFT:
+        return found
+    draft = {"name": "draft_model", "source": DRAFT}
+    bad = {"name": "experiments._degraded:noisy_draft_model", "source": DRAFT, "noise": 3.0}
+    # c of the row draft, and what a further token adds to a pass there, (t ratio - 1) / num_nodes.
+    adaptive = {"name": "adaptive", "widths": (0, 2, 4), "draft_cost": 0.07, "pass_cost": 0.1}
+    return found | {
+        # For comparison: a second model, one that stops where it is unsure, and one that is never right.
+        "draft": {**draft, "num_nodes": lengths(2, 3, 4)},
+        "draft_sure": {**draft, "num_nodes": 4, "min_confidence": 0.4},
+        "draft_bad": {**bad, "num_nodes": 4},
+        "adaptive_draft": {**adaptive, "inner": {**draft, "num_nodes": 4}},
+        "adaptive_draft_bad": {**adaptive, "inner": {**bad, "num_nodes": 4}},
+    }

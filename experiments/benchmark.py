@@ -18,7 +18,7 @@ from experiments import _main
 from experiments._prompts import prompts_from_config
 from specjax import build
 from specjax.decoding import Request
-from specjax.evaluation import results, tables
+from specjax.evaluation import detail_tables, results, tables
 from specjax.evaluation.benchmark import Measured, Settings, measure
 from specjax.evaluation.contenders import Contender, LoopContender
 from specjax.evaluation.figures import plot
@@ -82,6 +82,9 @@ def main(config: ml_collections.ConfigDict) -> None:
     console.print(tables.headline_table(rows))
     if len({row["category"] for row in rows}) > 3:
         console.print(tables.category_table(rows))
+    console.print(detail_tables.detail_table(rows))
+    if (beside := detail_tables.adaptive_table(rows, config.rows.to_dict())) is not None:
+        console.print(beside)
     for line in tables.findings(rows):
         console.print(line, highlight=False)
     if measured.skipped_prompts:

@@ -10,7 +10,7 @@ from specjax.checkpoints import drafters
 ARGUMENTS = {
     "quickstart": ("", "quick", "full", "full,quick"),
     "peers": ("", "quick"),
-    "self_drafting": ("", "quick", "spec_bench", "spec_bench,quick"),
+    "self_drafting": ("", "quick", "sampled", "spec_bench", "spec_bench,quick"),
     "equality": ("", "quick"),
     "profile_pass": ("", "quick"),
     "plan": ("", "smollm2", "quick", "sweep"),
