@@ -117,6 +117,7 @@ zoo: $(VENV)/.core
 	$(PY) -m experiments.train --config=configs/eagle3.py:smollm2 --workdir=runs/zoo/eagle3 --config.train.batch=2 \
 	  --config.train.steps=820 --config.train.eval_every=205 --config.optimizer.steps=820 \
 	  --config.optimizer.learning_rate=1.5e-3 --config.optimizer.warmup=40
+	$(PY) -m experiments.train --config=configs/kangaroo.py:smollm2 --workdir=runs/zoo/kangaroo
 
 clean:
 	rm -rf $(VENV) .venv-ci .cache .ruff_cache build dist specjax.egg-info
