@@ -14,6 +14,6 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config = config_dict.ConfigDict()
     config.target = {"source": "smollm2", "dtype": "float32"}  # whose tokenizer it is
     config.path = arg or ""
-    config.pattern = "**/*"  # files of a directory, as pathlib's glob has it
+    config.pattern = "*"  # names of the files below a directory, such as *.md
     config.fields = ("text", "prompt", "response")  # of a JSON line: those that it has, one after the other
     return config

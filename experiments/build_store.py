@@ -5,6 +5,7 @@ Writes store.npz, which the drafter `retrieval` takes as its `source`.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator, Sequence
 
 import ml_collections
@@ -36,7 +37,7 @@ def main(config: ml_collections.ConfigDict) -> None:
 
 
 def documents(path: str, pattern: str, fields: Sequence[str]) -> Iterator[str]:
-    """The texts of a file, or of the files of a directory that match, in the order of their names.
+    """The texts of a file, or of the files below a directory whose names match, in the order of their paths.
 
     Raises:
         FileNotFoundError: there is no such path, or nothing in it matches.
@@ -47,9 +48,12 @@ def documents(path: str, pattern: str, fields: Sequence[str]) -> Iterator[str]:
     root = epath.Path(path)
     if not root.exists():
         raise FileNotFoundError(f"no texts at {path}: give a file, or a directory of files")
-    files = [root] if root.is_file() else sorted(file for file in root.glob(pattern) if file.is_file())
+    files = [root]
+    if root.is_dir():
+        below = (epath.Path(folder) / name for folder, _, names in root.walk() for name in names)
+        files = sorted(file for file in below if fnmatch.fnmatch(file.name, pattern))
     if not files:
-        raise FileNotFoundError(f"no file in {path} matches pattern={pattern!r}")
+        raise FileNotFoundError(f"no file below {path} has a name like pattern={pattern!r}")
     for file in files:
         if file.name.endswith(JSON_LINES):
             yield from _rows(file, fields)
