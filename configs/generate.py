@@ -1,16 +1,20 @@
 """How `python -m experiments.generate` answers.
 
-The argument says what drafts: `lookup` (prompt lookup), `plain` (nothing), a zoo entry, or the path of a trained
-drafter or of a model with the target's vocabulary.
+The argument says what drafts: `lookup` (prompt lookup), `plain` (nothing), a zoo entry or the directory of a trained
+drafter or training run (whatever its method), or the path of a model with the target's vocabulary.
 """
 
 import difflib
 
 from ml_collections import config_dict
 
+from specjax.checkpoints.drafters import saved_method
+
 # What drafts when nothing is said.
 DRAFT = "smollm2-135m-distilled"
 WORDS = ("plain", "lookup")
+# Of each method that is not left to its maker's defaults.
+OPTIONS = {"draft_model": {"num_nodes": 4}, "eagle3": {"num_nodes": 2}}
 
 
 def get_config(arg: str = DRAFT) -> config_dict.ConfigDict:
@@ -24,7 +28,8 @@ def get_config(arg: str = DRAFT) -> config_dict.ConfigDict:
     elif arg == "lookup":
         config.drafter = {"name": "prompt_lookup", "num_nodes": 3}
     else:
-        config.drafter = {"name": "draft_model", "source": arg, "num_nodes": 4}
+        method = saved_method(arg) or "draft_model"
+        config.drafter = {"name": method, "source": arg, **OPTIONS.get(method, {})}
     config.rule = ""  # the exact rule that fits best
     config.system_prompt = config_dict.placeholder(str)  # None: what the chat template says
     config.max_new_tokens = 256

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from specjax import build
@@ -54,6 +56,14 @@ def test_generate_takes_any_drafter() -> None:
     assert load("generate", "plain").drafter.name == "autoregressive"
     assert load("generate", "lookup").drafter.name == "prompt_lookup"
     assert load("generate", "some/draft").drafter.source == "some/draft"
+
+
+@pytest.mark.parametrize("entry", drafters.zoo_entries())
+def test_generate_takes_every_drafter_of_the_zoo(entry: str) -> None:
+    options = load("generate", entry).drafter.to_dict()
+    name = options.pop("name")
+    assert name == drafters.saved_method(entry) and options["source"] == entry
+    inspect.signature(build.DRAFTERS[name]).bind(None, **options)  # the maker takes them
 
 
 @pytest.mark.parametrize("name", ["quickstart", "peers", "equality"])
