@@ -9,7 +9,8 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
         raise ValueError(f"unknown argument {arg!r} of configs/profile_rules.py; known: quick")
     quick = arg == "quick"
     config = config_dict.ConfigDict()
-    # Measured as the step that overheads are a share of, where its vocabulary is among those below; empty for none.
+    # Measured as the step that overheads are a share of; empty for none. For another vocabulary than its own, its
+    # embedding and head are given as many rows.
     config.target = {"source": "smollm2", "dtype": "float32"}
     config.layout = "packed"
     config.vocabularies = (49152,) if quick else (49152, 128256)

@@ -1,8 +1,8 @@
 """What verification costs here: python -m experiments.profile_rules --config=configs/profile_rules.py
 
 The time of each rule, and of each processor over every node's logits, alone on random logits, as a share of a step:
-the time given in the config, or that of a measured pass of the target over root and nodes. Everything of one vocabulary
-and draft size is timed in turns, and medians are reported. Writes profile_rules.json.
+the time given in the config, or that of a measured pass over root and nodes, by the target with as large a vocabulary.
+Everything of one vocabulary and draft size is timed in turns, and medians are reported. Writes profile_rules.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specjax.decoding.processors import init_history, process
 from specjax.decoding.sampling import DRAFT
 from specjax.decoding.tree import TreeSpec, ancestors, depths, from_branching
 from specjax.evaluation import results
-from specjax.models import KVCache, Target, init_cache, pack
+from specjax.models import KVCache, Target, graph, init_cache, pack
 from specjax.verification import Block, Greedy, Speculative
 from specjax.verification.registry import RULES, label
 
@@ -58,8 +58,8 @@ def main(config: ml_collections.ConfigDict) -> None:
             cases: dict[Any, Callable[[], float]] = rule_cases(config, vocab, tree) | processor_cases(
                 config, vocab, tree
             )
-            if not step_ms and target is not None and target.config.head_size == vocab:
-                cases["step", ""] = step_case(config, target, tree)
+            if not step_ms and target is not None:
+                cases["step", ""] = step_case(config, with_vocabulary(target, vocab), tree)
             seconds = in_turns(cases, config.rounds, console, f"V = {vocab}, N = {tree.num_nodes}")
             step = seconds.pop(("step", ""), step_ms / 1e3)
             found = [
@@ -137,6 +137,19 @@ def processor_cases(
             run = partial(clocked, before, (logits, sampling, history, drafted, on_path))
         cases["processor", name] = partial(run, config.repeat)
     return cases
+
+
+def with_vocabulary(target: Target, vocab: int) -> Target:
+    """The target with an embedding and a head over so many ids: its own rows, in turn, as often as it takes."""
+    if target.config.vocab_size == target.config.head_size == vocab:
+        return target
+    config, params = dataclasses.replace(target.config, vocab_size=vocab, head_size=vocab), dict(target.params)
+    embedding = params["embed"]["embedding"]
+    params["embed"] = {"embedding": embedding[jnp.arange(vocab) % len(embedding)]}
+    if not config.tie_embeddings:
+        kernel = params["lm_head"]["kernel"]
+        params["lm_head"] = {"kernel": kernel[:, jnp.arange(vocab) % kernel.shape[1]]}
+    return dataclasses.replace(target, config=config, graph=graph(config)[0], params=params)
 
 
 def step_case(config: ml_collections.ConfigDict, target: Target, tree: TreeSpec) -> Callable[[], float]:

@@ -3,10 +3,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax
 import pytest
 
 from experiments import profile_rules
 from specjax import build
+from specjax.decoding.tree import from_branching
+from specjax.models import graph
+from specjax.testing import tiny_target
+from tests.training import common
 
 
 @pytest.mark.slow
@@ -25,6 +30,19 @@ def test_every_rule_and_processor_is_timed(in_workdir: Path, capsys: pytest.Capt
     for row in found["rows"]:
         assert row["seconds"] > 0 and row["share"] == pytest.approx(row["seconds"] / 2e-3)
     assert "of a step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_a_step_is_measured_with_every_vocabulary(tie: bool) -> None:
+    target = tiny_target(layers=1, width=16)
+    target = common.tied(target) if tie else target
+    config = build.load_config("configs/profile_rules.py", "quick", {"layout": "plain", "valid_length": 4})
+    for vocab in (300, 100):
+        larger = profile_rules.with_vocabulary(target, vocab)
+        assert larger.config.head_size == vocab
+        shapes = jax.tree.map(lambda x: x.shape, larger.params)
+        assert shapes == jax.tree.map(lambda x: x.shape, graph(larger.config)[1])
+    assert profile_rules.step_case(config, profile_rules.with_vocabulary(target, 300), from_branching((1,)))() > 0
 
 
 @pytest.mark.parametrize(
