@@ -8,7 +8,8 @@ time. Needs torch: pip install 'specjax[torch]'. The argument `quick` takes 2 pr
 
 from ml_collections import config_dict
 
-# The zoo entry, or the path of a trained drafter, of the row `draft`; empty leaves the row out.
+# The zoo entry, or the path of a trained draft model, of the rows `draft` and `transformers_assisted` (the latter takes
+# model directories and hub ids too); empty leaves them out.
 DRAFT = "smollm2-135m-distilled"
 
 
@@ -39,8 +40,8 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
         "prompt_lookup": {"name": "prompt_lookup", "num_nodes": 3},
         "transformers_greedy": {"name": "transformers_greedy", "threads": 0},
         "transformers_lookup": {"name": "transformers_lookup", "threads": 0, "num_nodes": 3},
-        # A draft that transformers loads, of the same vocabulary; empty leaves the row out.
-        "transformers_assisted": {"name": "transformers_assisted", "threads": 0, "source": "", "num_nodes": 4},
+        # The same draft, written for transformers, which gives it the target's whole head.
+        "transformers_assisted": {"name": "transformers_assisted", "threads": 0, "source": DRAFT, "num_nodes": 4},
     }
     config.only = ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -10,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checkpoints import save_target
+from specjax.checkpoints import drafters, save_target
 from specjax.decoding import Completion, Request
 from specjax.evaluation.contenders import Info, Preparation, Timed
 from specjax.evaluation.results import cores
-from specjax.models import Target
+from specjax.models import Target, graph
 
 PEERS = ("transformers_greedy", "transformers_lookup", "transformers_assisted")
 
@@ -93,8 +94,9 @@ def make_peers(rows: Mapping[str, Mapping[str, Any]], target: Target) -> list[Tr
     """The peers of a lineup, all on one copy of the target's weights in float32.
 
     Args:
-        rows: by label, `name` of `PEERS` and options: `num_nodes` for lookup, `source` (a model directory or hub id of
-            the same vocabulary) for assisted, `threads` for all of them (0 for all cores).
+        rows: by label, `name` of `PEERS` and options: `num_nodes` for lookup, `source` for assisted (a draft model of
+            the zoo or a directory of one, see `whole_draft`; or a model directory or hub id of the same vocabulary),
+            `threads` for all of them (0 for all cores).
         target: whose weights they get.
 
     Raises:
@@ -123,7 +125,7 @@ def make_peers(rows: Mapping[str, Mapping[str, Any]], target: Target) -> list[Tr
     for label, row in rows.items():
         extra = options[label]
         if "source" in row:
-            extra = {**extra, "assistant_model": _assistant(row["source"], int(row["num_nodes"]))}
+            extra = {**extra, "assistant_model": _assistant(row["source"], int(row["num_nodes"]), target)}
         nodes = int(row.get("num_nodes", 0))
         info = Info(label, row["name"], "greedy", num_nodes=nodes, layout="torch")
         contenders.append(TransformersContender(info, model, target.eos_ids, extra))
@@ -148,12 +150,50 @@ def _options(label: str, row: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _assistant(source: str, num_nodes: int) -> Any:
-    """A draft model that always drafts `num_nodes` tokens; by default transformers adapts the number."""
-    model = _load(source)
+def _assistant(source: str, num_nodes: int, target: Target) -> Any:
+    """A draft model that always drafts `num_nodes` tokens; by default transformers adapts the number, and stops earlier
+    behind a token that the draft is unsure of.
+    """
+    if drafters.is_drafter(source):
+        with tempfile.TemporaryDirectory() as directory:
+            save_target(whole_draft(source, target), f"{directory}/draft")
+            model = _load(f"{directory}/draft")
+    else:
+        model = _load(source)
     model.generation_config.num_assistant_tokens = num_nodes
     model.generation_config.num_assistant_tokens_schedule = "constant"
+    model.generation_config.assistant_confidence_threshold = 0.0
     return model
+
+
+def whole_draft(source: str, target: Target) -> Target:
+    """A saved draft model as a model of its own: with the target's embedding and whole head where it shares them.
+
+    transformers knows no draft vocabulary, so its assistant has more of a head to go through than ours.
+
+    Args:
+        source: a zoo entry, or a directory of a drafter.
+        target: that it was trained for.
+
+    Raises:
+        ValueError: it is no draft model, or has a head of its own over a part of the vocabulary.
+    """
+    saved = drafters.load_drafter(source, target)
+    if saved.method != "draft_model":
+        raise ValueError(f"{source!r} is a drafter of method {saved.method!r}; transformers runs draft models alone")
+    config, params, size = saved.config, dict(saved.params), target.config.vocab_size
+    if "embed" in saved.shares:
+        params["embed"] = target.params["embed"]
+    if "head" in saved.shares:
+        config = dataclasses.replace(config, head_size=size, tie_embeddings=target.config.tie_embeddings)
+        params.pop("lm_head", None)
+        params |= {} if config.tie_embeddings else {"lm_head": target.params["lm_head"]}
+    if config.head_size != size:
+        raise ValueError(
+            f"{source!r} has a head of its own over {config.head_size} of {size} ids, which transformers does not run: "
+            "give a draft that shares the target's head, or a model with the whole vocabulary"
+        )
+    return dataclasses.replace(target, config=config, graph=graph(config)[0], params=params, name=source)
 
 
 def _load(source: str) -> Any:
