@@ -67,7 +67,7 @@ def convert(path: epath.PathLike, directory: epath.PathLike) -> None:
         raise ValueError(f"{path} is one of {meta['split.count']} parts: join them with `llama-gguf-split --merge`")
     tokenizer = read_tokenizer(meta, str(path))
     config = read_config(meta, reader)
-    tensors = _by_hf_name(reader, config)
+    tensors = _by_hf_name(reader)
     specs = names.tensor_specs(config)
     _check(tensors, specs, config)
     write_directory(directory, specs, lambda name: _dequantise(name, tensors[name], config, meta))
@@ -150,12 +150,10 @@ def _llama3_scaling(factors: np.ndarray, theta: float, head_dim: int) -> dict[st
     return {"rope_type": "llama3", "factor": factor, **guess}
 
 
-def _by_hf_name(reader: gguf.GGUFReader, config: ModelConfig) -> dict[str, gguf.ReaderTensor]:
+def _by_hf_name(reader: gguf.GGUFReader) -> dict[str, gguf.ReaderTensor]:
     """Tensors by Hugging Face name; unknown ones keep theirs, so that they are reported."""
     return {
-        names.gguf_to_hf(tensor.name, config.post_norms) or tensor.name: tensor
-        for tensor in reader.tensors
-        if tensor.name not in _IGNORED
+        names.gguf_to_hf(tensor.name) or tensor.name: tensor for tensor in reader.tensors if tensor.name not in _IGNORED
     }
 
 

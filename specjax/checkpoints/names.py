@@ -169,6 +169,7 @@ def stored_form(config: ModelConfig, params: Any, name: str) -> np.ndarray:
 _GGUF_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _GGUF_LAYER = {
     "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -178,12 +179,10 @@ _GGUF_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
 }
 
 
-def gguf_to_hf(name: str, post_norms: bool) -> str | None:
+def gguf_to_hf(name: str) -> str | None:
     """The Hugging Face name of a GGUF tensor, None where it is none of the model's own."""
     stem, _, leaf = name.rpartition(".")
     if stem in _GGUF_TOP:
@@ -191,10 +190,4 @@ def gguf_to_hf(name: str, post_norms: bool) -> str | None:
     if not stem.startswith("blk."):
         return None
     _, layer, part = stem.split(".", 2)
-    if part == "ffn_norm":
-        module = "pre_feedforward_layernorm" if post_norms else "post_attention_layernorm"
-    elif part in _GGUF_LAYER:
-        module = _GGUF_LAYER[part]
-    else:
-        return None
-    return f"model.layers.{layer}.{module}.{leaf}"
+    return f"model.layers.{layer}.{_GGUF_LAYER[part]}.{leaf}" if part in _GGUF_LAYER else None
