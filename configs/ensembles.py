@@ -33,6 +33,12 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.temperatures = (0.0,) if quick else (0.0, 1.0)
     config.top_k = 0
     config.top_p = 1.0
+    config.min_p = 0.0
+    config.repetition_penalty = 1.0  # over prompt and answer; 1 is none
+    config.presence_penalty = 0.0  # over the answer alone, like the next
+    config.frequency_penalty = 0.0
+    config.logit_bias = ()  # pairs: ((token id, what to add to its logit), ...)
+    config.suppress_tokens = ()  # ids that are never emitted
     config.seed = 0
 
     members = {

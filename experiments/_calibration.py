@@ -33,13 +33,10 @@ def requests(prompts: Sequence[Prompt], contender: LoopContender, target: Target
     """First turns as a contender is asked them."""
     info, start = contender.info, opening(settings)
     return [
-        Request(
+        info.request(
             encode(target, [*start, {"role": "user", "content": prompt.turns[0]}], settings.template),
             settings.max_new_tokens,
-            info.temperature,
-            info.top_k,
-            info.top_p,
-            id=index,
+            index,
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments import _main
 from experiments._prompts import prompts_from_config
 from specjax import build
-from specjax.decoding import Request
 from specjax.evaluation import detail_tables, results, tables
 from specjax.evaluation.benchmark import Measured, Settings, measure
 from specjax.evaluation.contenders import Contender, LoopContender
@@ -149,7 +148,7 @@ def _coloured(
     info, found = contender.info, []
     for p, prompt in enumerate(measured.prompts[:count]):
         first = measured.turns[index, p][0]
-        request = Request(first.prompt, settings.max_new_tokens, info.temperature, info.top_k, info.top_p, id=p)
+        request = info.request(first.prompt, settings.max_new_tokens, p)
         decoder, pieces = target.tokenizer.stream(), []
         for token, drafted in contender.trace(request):
             if token not in target.eos_ids:

@@ -250,8 +250,7 @@ class _Run:
         """Answers to what was asked the first time."""
         info, budget = self.contenders[i].info, self.settings.max_new_tokens
         for turn in self.turns[i, p]:
-            request = Request(turn.prompt, budget, info.temperature, info.top_k, info.top_p, id=p)
-            yield Answer(turn.prompt, self._timed(i, request))
+            yield Answer(turn.prompt, self._timed(i, info.request(turn.prompt, budget, p)))
 
     def _take_in(self, p: int, repeat: int, answers: Answers) -> None:
         """Adds what was answered to a prompt to what is known."""

@@ -48,6 +48,12 @@ class Info:
         draft_passes: draft passes of one step.
         draft_param_bytes: bytes that the drafter adds to the target.
         layout: of the weights in memory.
+        min_p: 0 for none.
+        repetition_penalty: 1 for none; this and what follows as in `Request`.
+        presence_penalty: 0 for none.
+        frequency_penalty: 0 for none.
+        logit_bias: pairs of a token id and what is added to its logit.
+        suppress_tokens: ids that are never emitted.
     """
 
     label: str
@@ -61,6 +67,29 @@ class Info:
     draft_passes: int = 0
     draft_param_bytes: int = 0
     layout: str = "plain"
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    suppress_tokens: tuple[int, ...] = ()
+
+    def request(self, prompt: tuple[int, ...], max_new_tokens: int, index: int) -> Request:
+        """A prompt, put with the contender's sampling parameters."""
+        return Request(
+            prompt,
+            max_new_tokens,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            id=index,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=dict(self.logit_bias),
+            suppress_tokens=self.suppress_tokens,
+        )
 
     @property
     def is_baseline(self) -> bool:

@@ -100,15 +100,8 @@ class Conversation:
         if not self._left:
             return None
         self._messages.append({"role": "user", "content": self._left.pop(0)})
-        info = self._info
-        return Request(
-            encode(self._target, self._messages, self._asking.template),
-            self._asking.max_new_tokens,
-            info.temperature,
-            info.top_k,
-            info.top_p,
-            id=self._index,
-        )
+        prompt = encode(self._target, self._messages, self._asking.template)
+        return self._info.request(prompt, self._asking.max_new_tokens, self._index)
 
     def answer(self, completion: Completion) -> None:
         """Takes in the answer to the last request."""

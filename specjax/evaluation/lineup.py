@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from specjax.decoding import draft_passes, make_sampling
+from specjax.decoding import check_requests, draft_passes, request_sampling
 from specjax.evaluation.contenders import Contender, Info, LoopContender
 from specjax.evaluation.peers import PEERS, make_peers
 from specjax.models import Target, pack
 from specjax.verification.registry import label as rule_label
+
+# How all rows are asked, by field of lineup and contender; behind the third they change logits before the warps.
+PROCESSORS = (
+    *("top_k", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "suppress_tokens"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +35,12 @@ class Lineup:
         layout: of the weights, `plain` or `packed`.
         precision: of matrix products, `float32` or `default`.
         seed: of every random choice.
+        min_p: 0 for none.
+        repetition_penalty: 1 for none; over prompt and answer.
+        presence_penalty: 0 for none; over the answer alone, like the next.
+        frequency_penalty: 0 for none.
+        logit_bias: pairs of a token id and what is added to its logit.
+        suppress_tokens: ids that are never emitted.
 
     Raises:
         ValueError: a value is out of range, or `only` names no row.
@@ -42,15 +54,32 @@ class Lineup:
     layout: str = "plain"
     precision: str = "float32"
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    suppress_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.temperatures:
             raise ValueError("temperatures is empty; expected at least one number >= 0")
+        if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in self.logit_bias):
+            raise ValueError(f"logit_bias={self.logit_bias}; expected pairs ((token id, what to add), ...)")
         for temperature in self.temperatures:
-            make_sampling([temperature], [self.top_k], [self.top_p])
+            request_sampling([self.info("", temperature=temperature).request((), 1, 0)])
         unknown = [name for name in self.only if name not in self.rows]
         if unknown:
             raise ValueError(f"only names {unknown[0]!r}; there are the rows {', '.join(self.rows)}")
+
+    def info(self, label: str, **about: Any) -> Info:
+        """A contender of this label, asked as the lineup says."""
+        return Info(label, "", "", **about, **{name: getattr(self, name) for name in PROCESSORS})
+
+    @property
+    def processes(self) -> bool:
+        """Whether logits are changed before the warps, which greedy texts feel too."""
+        return any(getattr(self, name) != getattr(Info("", "", ""), name) for name in PROCESSORS[3:])
 
     @property
     def left_out(self) -> list[str]:
@@ -101,17 +130,18 @@ def enlist(
         for temperature, size in itertools.product(lineup.temperatures, sweep):
             drafter = made.drafter if size is None else dataclasses.replace(made.drafter, num_nodes=size)
             drafting = dataclasses.replace(made, drafter=drafter)
-            sampling = make_sampling([temperature], [lineup.top_k], [lineup.top_p])
+            asked = lineup.info(
+                _label(lineup, label, temperature, size if len(sweep) > 1 else None), temperature=temperature
+            )
+            check_requests([asked.request((0,), 1, 0)], target.context, target.config.vocab_size)
+            sampling = request_sampling([asked.request((0,), 1, 0)])
             options: dict[str, Any] = {"precision": lineup.precision, "layout": lineup.layout}
             options |= {"rule": rule, "rule_options": rule_options, "lossless": lossless}
             loop, weights = make_loop(laid_out, drafting, sampling, **options)
-            info = Info(
-                label=_label(lineup, label, temperature, size if len(sweep) > 1 else None),
+            info = dataclasses.replace(
+                asked,
                 method=made.name,
                 rule=rule_label(rule or default_rule(drafter, sampling), loop.rule),
-                temperature=temperature,
-                top_k=lineup.top_k,
-                top_p=lineup.top_p,
                 num_nodes=drafter.num_nodes,
                 draft_passes=draft_passes(drafter),
                 draft_param_bytes=made.param_bytes,
@@ -122,6 +152,11 @@ def enlist(
 
     rows = lineup.kept
     peers = {label: row for label, row in rows.items() if row["name"] in PEERS}
+    if peers and lineup.processes:
+        raise ValueError(
+            f"the rows {', '.join(peers)} are transformers', which is asked for plain greedy texts here: leave them "
+            "out with only, or leave out penalties, biases and suppressed tokens"
+        )
     found = [contender for label, row in rows.items() if label not in peers for contender in ours(label, row)]
     return [*found, *(make_peers(peers, target) if peers else ())]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.analysis import top_with_rest
+from specjax.analysis import GreedyComparison, compare_greedy, top_with_rest
 from specjax.analysis.gtest import MIN_EXPECTED
 from specjax.decoding import Request, log_law, make_sampling
 from specjax.evaluation.teacher import Teacher
@@ -41,6 +41,32 @@ def processed_logits(teacher: Teacher, request: Request, context: Sequence[int])
     for token, times in Counter(emitted).items():
         logits_v[token] -= request.frequency_penalty * times + request.presence_penalty
     return logits_v
+
+
+def compare_texts(
+    teacher: Teacher,
+    requests: Sequence[Request],
+    baseline: Sequence[Sequence[int]],
+    other: Sequence[Sequence[int]],
+    bound: float,
+) -> GreedyComparison:
+    """Greedy texts against the baseline's, near-ties apart: those of the processed logits, which choose the tokens.
+
+    Args:
+        teacher: the target.
+        requests: that both answered.
+        baseline: what plain decoding emitted for each.
+        other: what the method under test emitted.
+        bound: see `specjax.evaluation.teacher.rounding_bound`.
+    """
+
+    def logits_at(row: int, position: int) -> np.ndarray:
+        return processed_logits(teacher, requests[row], (*requests[row].prompt, *baseline[row][:position]))
+
+    # A repetition penalty scales what rounding does to a logit.
+    scale = max((max(r.repetition_penalty, 1 / r.repetition_penalty) for r in requests), default=1.0)
+    texts = [np.asarray(t) for t in baseline], [np.asarray(t) for t in other]
+    return compare_greedy(*texts, logits_at, bound * scale)
 
 
 def warped(logits: np.ndarray, request: Request) -> np.ndarray:

@@ -18,6 +18,7 @@ from specjax import analysis
 from specjax.evaluation.benchmark import Measured, Settings, Turn
 from specjax.evaluation.contenders import Info
 from specjax.evaluation.costs import Costs
+from specjax.evaluation.next_law import compare_texts
 from specjax.evaluation.teacher import Teacher
 
 DEFINITIONS = {
@@ -279,7 +280,8 @@ def _equality(
                 continue
             pairs.append((mine.prompt, theirs.completion.tokens, mine.completion.tokens))
             where.append((measured.prompts[p].id, number))
-    result = teacher.compare([a for a, _, _ in pairs], [b for _, b, _ in pairs], [c for _, _, c in pairs], bound)
+    requests = [measured.infos[base].request(prompt, 1, 0) for prompt, _, _ in pairs]
+    result = compare_texts(teacher, requests, [b for _, b, _ in pairs], [c for _, _, c in pairs], bound)
     return {
         "matches_baseline": result.matches,
         "near_ties": len(result.near_ties),

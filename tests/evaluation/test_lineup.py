@@ -46,6 +46,19 @@ def test_a_lossy_rule_is_asked_for_and_says_so(target: Target) -> None:
     assert found.info.rule == "threshold (lossy)" and found.loop.rule.bar == 0.5  # type: ignore[attr-defined]
 
 
+def test_every_row_is_asked_with_penalties_and_biases(target: Target) -> None:
+    more = {"min_p": 0.1, "frequency_penalty": 0.5, "logit_bias": ((7, 1.5),), "suppress_tokens": (3,)}
+    for found in enlisted(target, temperatures=(0.0, 1.0), **more):
+        request = found.info.request((5,), 4, 2)
+        assert (request.min_p, request.frequency_penalty, request.logit_bias) == (0.1, 0.5, {7: 1.5})
+        assert (request.suppress_tokens, request.id, request.max_new_tokens) == ((3,), 2, 4)
+    with pytest.raises(ValueError, match="suppress_tokens of prompt 0 names token 999"):
+        enlisted(target, suppress_tokens=(999,))
+    peers = Lineup(rows=ROWS | {"hf": {"name": "transformers_greedy"}}, **more)
+    with pytest.raises(ValueError, match="the rows hf are transformers', which is asked for plain greedy texts"):
+        build.contenders(peers, target)
+
+
 def test_the_target_is_laid_out_once_for_all(target: Target) -> None:
     found = enlisted(target, layout="packed")
     first = jax.tree.leaves(found[0].weights.target)
@@ -70,6 +83,9 @@ def test_rows_without_a_source_are_left_out_and_named() -> None:
         ({"temperatures": (-0.5,)}, "temperature=-0.5"),
         ({"temperatures": ()}, "temperatures is empty"),
         ({"top_p": 0.0}, "top_p=0.0"),
+        ({"min_p": 1.0}, "min_p=1.0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0"),
+        ({"logit_bias": (5, 1.0)}, "logit_bias=.5, 1.0.; expected pairs"),
     ],
 )
 def test_lineups_out_of_range(wrong: dict, says: str) -> None:

@@ -27,21 +27,15 @@ FIELDS = (
 
 
 class Teacher:
-    """Says that every law has one nat, and compares texts by a bound of its own."""
+    """Says that every law has one nat, and that two tokens are the likeliest of all."""
 
     def entropy(self, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> float:
         return 1.0
 
-    def compare(self, prompts: Any, baseline: Any, other: Any, bound: float) -> Any:
-        from specjax.analysis import compare_greedy
-
-        # Token 5 and 6 tie everywhere.
-        def logits(row: int, position: int) -> np.ndarray:
-            out = np.zeros(50)
-            out[5] = out[6] = 9.0
-            return out
-
-        return compare_greedy([np.asarray(b) for b in baseline], [np.asarray(o) for o in other], logits, bound)
+    def logits(self, prompt: tuple[int, ...], tokens: tuple[int, ...], position: int) -> np.ndarray:
+        out = np.zeros(50)
+        out[5] = out[6] = 9.0  # tie everywhere
+        return out
 
 
 def turn(
