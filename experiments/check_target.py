@@ -1,13 +1,15 @@
 """Compares a checkpoint with transformers: python -m experiments.check_target --config=configs/check_target.py:<model>.
 
-For each text: the same ids, logits of a full pass and of cached passes, perplexity, and a greedy continuation. Ends
-with an error where they differ beyond rounding. Writes check_target.json.
+For each text: the same ids, logits of a full pass and of cached passes, perplexity, and a greedy continuation; and the
+perplexity of published sets. Ends with an error where they differ beyond rounding. Writes check_target.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,12 +17,15 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from experiments import _main
+from experiments._prompts import VARIABLE, needs_data
 from specjax import build, checkpoints, decoding
 from specjax.decoding import Request, make_sampling
 from specjax.evaluation import results
+from specjax.evaluation.prompts import load_prompts
 from specjax.evaluation.teacher import Teacher, rounding_bound
 from specjax.models import Target, causal_view, init_cache, merge
 
@@ -37,20 +42,27 @@ def main(config: ml_collections.ConfigDict) -> None:
         raise ValueError("texts: expected at least one, and none of them empty")
     if config.max_tokens < 2 or config.new_tokens < 1:
         raise ValueError(f"max_tokens={config.max_tokens}, new_tokens={config.new_tokens}; expected >= 2 and >= 1")
+    if config.corpus_windows < 1 or not config.perplexity_tolerance > 0:
+        said = f"corpus_windows={config.corpus_windows}, perplexity_tolerance={config.perplexity_tolerance}"
+        raise ValueError(f"{said}; expected at least 1, and more than 0")
+    corpora = read_corpora(config.corpora.to_dict(), console)
     results.check_writable(workdir)
     target = build.target_from_config(config.target)
     reference = Reference(config.target.source, target)
     texts = [target.tokenizer.encode(text)[: min(config.max_tokens, target.context)] for text in config.texts]
     rows = [compare_text(target, reference, text, ids, config) for text, ids in zip(config.texts, texts, strict=True)]
     compare_greedy(target, reference, texts, rows, config)
+    sets = [compare_corpus(target, reference, name, text, config) for name, text in corpora.items()]
 
     tolerance = config.tolerance or TOLERANCE[target.config.dtype]
     precision = {"dtype": target.config.dtype, "matmul": config.precision, "tolerance": tolerance}
-    document = {"meta": results.describe(config.to_dict(), precision, SCHEMA), "rows": rows}
+    document = {"meta": results.describe(config.to_dict(), precision, SCHEMA), "rows": rows, "sets": sets}
     results.write_json(workdir / "check_target.json", document)
     console.print(table(rows))
+    if sets:
+        console.print(sets_table(sets))
     console.print(f"written to {workdir / 'check_target.json'}", highlight=False)
-    if wrong := faults(rows, tolerance):
+    if wrong := faults(rows, tolerance) + set_faults(sets, config.perplexity_tolerance):
         raise ValueError(f"{target.name} does not compute what transformers does: {'; '.join(wrong)}")
     console.print(f"{target.name} agrees with transformers (tolerance {tolerance:g})", highlight=False)
 
@@ -120,7 +132,7 @@ def both_logits(graph: Any, precision: str, params: Any, tokens_l: jax.Array) ->
 def compare_text(
     target: Target, reference: Reference, text: str, ids: list[int], config: ml_collections.ConfigDict
 ) -> dict[str, Any]:
-    """Ids, logits and perplexity of one text."""
+    """Ids, logits and perplexity of one text; the ids alone decide where the text is empty."""
     padded = np.zeros(-(-len(ids) // CHUNK) * CHUNK, np.int32)
     padded[: len(ids)] = ids
     precision = config.precision
@@ -131,7 +143,7 @@ def compare_text(
     return {
         "text": text,
         "tokens": len(ids),
-        "same_ids": reference.encode(text)[: len(ids)] == ids,
+        "same_ids": not text or reference.encode(text)[: len(ids)] == ids,
         "full": float(np.abs(found["full"] - expected).max() / top),
         "cached": float(np.abs(found["cached"] - expected).max() / top),
         "argmax": float((found["full"].argmax(-1) == expected.argmax(-1)).mean()),
@@ -144,6 +156,54 @@ def perplexity(logits_tv: np.ndarray, ids: Sequence[int]) -> float:
     """Of the tokens after the first."""
     laws = jax.nn.log_softmax(logits_tv[:-1].astype(np.float32), axis=-1)
     return float(np.exp(-np.mean(np.asarray(laws)[np.arange(len(ids) - 1), ids[1:]])))
+
+
+def read_corpora(corpora: Mapping[str, str], console: Console) -> dict[str, str]:
+    """The text of each corpus: of a `.txt` file all of it, of anything else the first turns of its prompts.
+
+    Those that lie in SPECJAX_DATA are left out where that is not set.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: it holds no such prompts, or no text.
+    """
+    found = {}
+    for name, source in corpora.items():
+        if needs_data(source):
+            console.print(f"SPECJAX_DATA is not set: the set {name!r} is left out", style="yellow")
+            continue
+        path = source.replace(VARIABLE, os.environ.get("SPECJAX_DATA", ""))
+        if path.endswith(".txt"):
+            found[name] = Path(path).read_text(encoding="utf-8")
+        else:
+            found[name] = "\n\n".join(prompt.turns[0] for prompt in load_prompts(path))
+        if not found[name].strip():
+            raise ValueError(f"the set {name!r} ({path}) holds no text")
+    return found
+
+
+def compare_corpus(
+    target: Target, reference: Reference, name: str, text: str, config: ml_collections.ConfigDict
+) -> dict[str, Any]:
+    """Perplexity of the first windows of a text, each on its own, here and in transformers."""
+    size = min(config.max_tokens, target.context)
+    # Tokens have far fewer than 64 characters in the mean: what lies behind that need not be cut into ids.
+    ids = target.tokenizer.encode(text[: 64 * size * config.corpus_windows])
+    windows = [ids[i * size : (i + 1) * size] for i in range(config.corpus_windows)]
+    rows = [compare_text(target, reference, "", window, config) for window in windows if len(window) > 1]
+    counts = [row["tokens"] - 1 for row in rows]
+
+    def mean(key: str) -> float:
+        return float(np.exp(np.average([np.log(row[key]) for row in rows], weights=counts)))
+
+    ours, theirs = mean("perplexity"), mean("perplexity_transformers")
+    return {
+        "set": name,
+        "tokens": sum(counts),
+        "perplexity": ours,
+        "perplexity_transformers": theirs,
+        "ratio": ours / theirs,
+    }
 
 
 def compare_greedy(
@@ -183,6 +243,27 @@ def faults(rows: Sequence[dict[str, Any]], tolerance: float) -> list[str]:
         if row["greedy"] == "different":
             found.append(f"text {i}: greedy text parts at token {row['parts_at']} with a gap of {row['gap']:.3g}")
     return found
+
+
+def set_faults(sets: Sequence[dict[str, Any]], tolerance: float) -> list[str]:
+    """Sets whose perplexities are further apart than the tolerance, as a share."""
+    return [
+        f"perplexity of {row['set']}: {row['perplexity']:.4f}, transformers {row['perplexity_transformers']:.4f}"
+        for row in sets
+        if not abs(row["ratio"] - 1) <= tolerance
+    ]
+
+
+def sets_table(sets: Sequence[dict[str, Any]]) -> Table:
+    """One line a set."""
+    made = Table(box=SIMPLE_HEAD)
+    made.add_column("set")
+    for column in ("tokens", "perplexity", "transformers", "ratio"):
+        made.add_column(column, justify="right")
+    for row in sets:
+        figures = f"{row['perplexity']:.4f}", f"{row['perplexity_transformers']:.4f}", f"{row['ratio']:.6f}"
+        made.add_row(row["set"], str(row["tokens"]), *figures)
+    return made
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -33,6 +33,11 @@ def config(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     made = build.load_config(CONFIG, str(directory))
     made.new_tokens = 8
     made.max_tokens = 64
+    (tmp_path / "mine.txt").write_text("The lighthouse keeper had not spoken to anyone in eleven days. " * 20)
+    with made.unlocked():
+        made.corpora = {"mine": str(tmp_path / "mine.txt"), "shipped": "shipped", "absent": "$SPECJAX_DATA/x.txt"}
+    made.corpus_windows = 2
+    monkeypatch.delenv("SPECJAX_DATA", raising=False)
     return made
 
 
@@ -47,6 +52,13 @@ def test_a_good_checkpoint_agrees(
         assert row["same_ids"] and row["full"] < 1e-4 and row["cached"] < 1e-4
         assert row["greedy"] in ("equal", "near_tie")
         assert row["perplexity"] == pytest.approx(row["perplexity_transformers"], rel=1e-3)
+    sets = {row["set"]: row for row in content["sets"]}
+    assert set(sets) == {"mine", "shipped"}  # the third lies where no directory is named
+    for row in sets.values():
+        assert row["tokens"] == 2 * 63 and row["ratio"] == pytest.approx(1, abs=1e-3) and row["perplexity"] > 1
+    assert check_target.set_faults(content["sets"], 1e-3) == []
+    spoilt = [sets["mine"] | {"ratio": 1.002}, sets["shipped"] | {"ratio": float("nan")}]
+    assert len(check_target.set_faults(spoilt, 1e-3)) == 2
 
 
 def test_a_tolerance_that_is_not_met_ends_the_program(config: ml_collections.ConfigDict) -> None:
@@ -61,6 +73,8 @@ def test_a_tolerance_that_is_not_met_ends_the_program(config: ml_collections.Con
         ({"target.source": "/no/model"}, FileNotFoundError, "no such model"),
         ({"texts": ("",)}, ValueError, "texts: expected at least one"),
         ({"new_tokens": 0}, ValueError, "new_tokens=0"),
+        ({"corpus_windows": 0}, ValueError, "corpus_windows=0"),
+        ({"corpora.mine": "/no/such.txt"}, FileNotFoundError, "/no/such.txt"),
     ],
 )
 def test_bad_settings(
