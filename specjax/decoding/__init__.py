@@ -19,6 +19,7 @@ from specjax.decoding.generate import (
     Request,
     check_fault,
     check_requests,
+    end_text,
     generate,
     prefill,
     read_row,
@@ -29,7 +30,7 @@ from specjax.decoding.loop import Loop, Weights, score
 from specjax.decoding.processors import History
 from specjax.decoding.sampling import Keys, Sampling, log_law, make_sampling, request_keys
 from specjax.decoding.state import DecodeState, Statistics, insert_row
-from specjax.decoding.stop_strings import StopText, check_stop_strings, cut_text
+from specjax.decoding.stop_strings import StopText, TextEnd, check_stop_strings, cut_text
 from specjax.decoding.termination import FINISH_NAMES, MAX_STOP_TOKENS
 from specjax.decoding.tree import TreeSpec
 
@@ -40,6 +41,7 @@ __all__ = [
     "check_requests",
     "check_stop_strings",
     "cut_text",
+    "end_text",
     "generate",
     "prefill",
     "read_row",
@@ -64,6 +66,7 @@ __all__ = [
     "Stateless",
     "Statistics",
     "StopText",
+    "TextEnd",
     "TreeSpec",
     "Verdict",
     "Weights",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 from specjax.decoding.loop import Loop, Weights
 from specjax.decoding.sampling import Sampling, make_sampling, request_keys
 from specjax.decoding.state import DecodeState, insert_row
-from specjax.decoding.termination import FINISH_NAMES, check_stops, stop_array
+from specjax.decoding.termination import FINISH_NAMES, STOP_SEQUENCE, check_stops, stop_array
 
 BUCKET = 128  # Token buffers are whole multiples of this, so that few programs are compiled.
 REFILL_STEPS = 1 << 30
@@ -40,7 +40,7 @@ class Request:
         logit_bias: what to add to single tokens' logits.
         suppress_tokens: ids that are never emitted.
         stop: sequences of token ids; the text ends with the first that is complete within the output. It ends by
-            token ids: a string that other tokens spell too is looked for in the text, by `specjax.generate`.
+            token ids: a string that other tokens spell too is looked for in the text (`ends` of `generate`).
     """
 
     prompt: tuple[int, ...]
@@ -180,11 +180,18 @@ def request_sampling(requests: Sequence[Request]) -> Sampling:
 
 
 def prefill(
-    loop: Loop, weights: Weights, requests: Sequence[Request], *, context: int, seed: int, buffer: int | None = None
+    loop: Loop,
+    weights: Weights,
+    requests: Sequence[Request],
+    *,
+    context: int,
+    seed: int | Sequence[int],
+    buffer: int | None = None,
 ) -> DecodeState:
     """Puts requests side by side in one batch and runs their prompts."""
     buffer = buffer or buffer_length(loop, requests, context)
-    return _prefill(loop, weights, requests, _Options.of(requests), context, seed, buffer)
+    keys = request_keys(seed, [r.id for r in requests])
+    return _prefill(loop, weights, requests, _Options.of(requests), context, keys, buffer)
 
 
 def _prefill(
@@ -193,7 +200,7 @@ def _prefill(
     requests: Sequence[Request],
     options: _Options,
     context: int,
-    seed: int,
+    keys: jax.Array,
     buffer: int,
 ) -> DecodeState:
     if buffer < (needed := _needed(loop, requests, context)):
@@ -207,7 +214,7 @@ def _prefill(
         jnp.asarray([len(r.prompt) for r in requests], jnp.int32),
         jnp.asarray([_limit(r, context) for r in requests], jnp.int32),
         options.sampling,
-        request_keys(seed, [r.id for r in requests]),
+        keys,
         options.stops,
     )
 
@@ -219,9 +226,10 @@ def generate(
     *,
     context: int,
     vocab: int,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     batch: int = 1,
     buffer: int | None = None,
+    ends: Callable[[int, Sequence[int]], int | None] | None = None,
 ) -> list[Completion]:
     """Completes all requests, `batch` at a time.
 
@@ -233,9 +241,11 @@ def generate(
         requests: what to complete; those that differ in what they use run in one program that has all of it.
         context: longest sequence the target allows.
         vocab: ids below this are valid.
-        seed: with each request's id, fixes every random choice.
+        seed: with each request's id, fixes every random choice; or one a request.
         batch: rows that run together, at least 1.
         buffer: token buffer L; what these requests need by default.
+        ends: a request's index and its tokens so far to how many of them are its text, once that ends among them. Asked
+            on the host after every step, which then waits for it.
 
     Raises:
         ValueError: see `check_requests`; or no row, or a buffer that is too short for a request.
@@ -246,6 +256,8 @@ def generate(
         raise ValueError(f"batch={batch}; expected at least 1 row")
     buffer = buffer or buffer_length(loop, requests, context)
     done: dict[int, Completion] = {}
+    earlier: dict[int, Completion] = {}  # requests whose ends the host looks for, one step ago
+    keys = np.asarray(request_keys(seed, [r.id for r in requests]))
     waiting = list(range(len(requests)))
     owners = [waiting.pop(0) for _ in range(min(batch, len(waiting)))]
     # One set of statics and shapes for all, so that a refill keeps the program.
@@ -253,21 +265,28 @@ def generate(
 
     def start(chosen: list[int]) -> DecodeState:
         group = [requests[i] for i in chosen]
-        return _prefill(loop, weights, group, options.rows(chosen), context, seed, buffer)
+        return _prefill(loop, weights, group, options.rows(chosen), context, jnp.asarray(keys[chosen]), buffer)
 
     state = start(owners)
     live = dict(enumerate(owners))
     while live:
         finished = np.asarray(state.done)
-        for row in [r for r in live if finished[r]]:
-            done[live[row]] = read_row(state, row)
+        for row, index in list(live.items()):
+            if not finished[row] and ends is None:
+                continue
+            now = read_row(state, row)
+            end = None if ends is None else ends(index, now.tokens)
+            if end is None and not finished[row]:
+                earlier[index] = now
+                continue
+            done[index] = now if end is None else end_text(earlier.get(index), now, end)
             if not waiting:
                 del live[row]
                 continue
             live[row] = waiting.pop(0)
             state = _insert(state, jnp.int32(row), start([live[row]]))
         if live and not any(np.asarray(state.done)[r] for r in live):
-            state = loop.run(weights, state, REFILL_STEPS, stop="any_done")
+            state = loop.run(weights, state, REFILL_STEPS if ends is None else 1, stop="any_done")
     completions = [done[i] for i in range(len(requests))]
     for i, completion in enumerate(completions):
         check_fault(completion, f"request {i}")
@@ -294,6 +313,34 @@ def stream(
             yield list(row.tokens[seen:]), so_far - accepted
         check_fault(row, "the request")
         seen, accepted = len(row.tokens), so_far
+
+
+def end_text(before: Completion | None, after: Completion, count: int) -> Completion:
+    """A completion whose text ends behind its first `count` tokens, as the loop itself would have cut and counted it.
+
+    Args:
+        before: one step earlier; None for right behind the prefill.
+        after: behind the step that emitted the last of these tokens.
+        count: tokens to keep.
+    """
+    if before is None:
+        zeros = [np.zeros_like(counts) for counts in (after.accepted, after.reached, after.overlap)]
+        before = dataclasses.replace(after, steps=0, emitted=0, accepted=zeros[0], reached=zeros[1], overlap=zeros[2])
+    emitted = after.emitted - before.emitted - (len(after.tokens) - count)  # of the last step
+    accepted, on = before.accepted.copy(), np.arange(len(after.reached)) < emitted
+    if emitted > 0:
+        accepted[min(int(np.argmax(after.accepted - before.accepted)), emitted)] += 1
+    return dataclasses.replace(
+        after,
+        tokens=after.tokens[:count],
+        finish=FINISH_NAMES[STOP_SEQUENCE],
+        steps=before.steps + (emitted > 0),
+        emitted=before.emitted + max(emitted, 0),
+        accepted=accepted,
+        reached=np.where(on, after.reached, before.reached),
+        overlap=np.where(on, after.overlap, before.overlap),
+        fault=-1,
+    )
 
 
 def read_row(state: DecodeState, row: int) -> Completion:

@@ -328,9 +328,17 @@ def check_seed(seed: int) -> None:
         raise ValueError(f"seed={seed!r}; expected a whole number in 0..{(1 << 32) - 1}")
 
 
-def request_keys(seed: int, requests: list[int]) -> jax.Array:
-    """Key data `[B, 2]` uint32 of each request id under a seed, which `check_seed` looks at."""
-    check_seed(seed)
+def request_keys(seed: int | Sequence[int], requests: Sequence[int]) -> jax.Array:
+    """Key data `[B, 2]` uint32 of each request id under a seed, or each under its own.
+
+    Raises:
+        ValueError: a seed that `check_seed` refuses, or not one a request.
+    """
+    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(requests)
+    if len(seeds) != len(requests):
+        raise ValueError(f"seed has {len(seeds)} values for {len(requests)} prompts; give one a prompt, or one for all")
+    for one in seeds:
+        check_seed(one)
     # One call for all: thousands of requests would otherwise be as many operands of one program.
-    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    return jax.random.key_data(fold(jax.random.key(seed), jnp.asarray(np.asarray(requests, np.uint32))))
+    fold = jax.vmap(lambda seed, request: jax.random.fold_in(jax.random.key(seed), request))
+    return jax.random.key_data(fold(*(jnp.asarray(np.asarray(x, np.uint32)) for x in (seeds, requests))))

@@ -7,7 +7,9 @@ searched too, exactly, and cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+from specjax.models.tokenizer import StreamDecoder
 
 
 def check_stop_strings(stops: Sequence[str]) -> None:
@@ -59,6 +61,25 @@ class StopText:
         """Characters at the end of the held text that begin this stop string."""
         longest = min(len(stop) - 1, len(self._held))
         return next((k for k in range(longest, 0, -1) if self._held.endswith(stop[:k])), 0)
+
+
+class TextEnd:
+    """Finds the token with which a text completes a stop string, as its tokens come."""
+
+    def __init__(self, decoder: StreamDecoder, stops: Sequence[str], silent: Collection[int]):
+        """Takes a fresh decoder, the stop strings, and ids that are no text (end of sequence)."""
+        self._decoder, self._watch, self._silent = decoder, StopText(stops), silent
+        self._seen = 0
+
+    def find(self, tokens: Sequence[int]) -> int | None:
+        """How many of the tokens so far are the text with its stop string; None as long as there is none."""
+        for token in tokens[self._seen :]:
+            if self._watch.found:
+                break
+            self._seen += 1
+            if token not in self._silent:
+                self._watch.push(self._decoder.push(token))
+        return self._seen if self._watch.found else None
 
 
 def cut_text(text: str, stops: Sequence[str]) -> tuple[str, bool]:
