@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +43,9 @@ class Certificate:
         cells: outcomes that the test told apart; None where the comparison was exact.
         accepted: mean number of draft tokens that a step accepted; where it is 0 nothing was put to the test.
         near_ties: greedy texts that part from plain decoding's at a near-tie.
+        rule_options: of the rule, where it was given any.
+        layout: of the weights in the program that was tested; None where nothing is said about it.
+        precision: of its matrix products; likewise.
     """
 
     drafter: str
@@ -58,6 +62,9 @@ class Certificate:
     cells: int | None = None
     accepted: float | None = None
     near_ties: int = 0
+    rule_options: Mapping[str, Any] = field(default_factory=dict)
+    layout: str | None = None
+    precision: str | None = None
 
     def __post_init__(self) -> None:
         allowed = ("pass", "fail", "lossy") if self.planted is None else ("caught", "missed")
@@ -139,9 +146,10 @@ def _enough(test: GTest, min_power: float) -> str:
 
 
 def write_certificates(path: Any, rows: Sequence[Certificate], meta: Mapping[str, Any] | None = None) -> None:
-    """Writes `{"meta": ..., "rows": [...]}` as JSON; `planted` stands only in rows of planted faults.
+    """Writes `{"meta": ..., "rows": [...]}` as JSON, a file that is whole or not there.
 
-    An infinite statistic (an impossible outcome was drawn) is written as null beside p_value 0.
+    `planted` stands only in rows of planted faults. An infinite statistic (an impossible outcome was drawn) is written
+    as null beside p_value 0.
 
     Args:
         path: a local path as text, or any path object with `write_text` (`etils.epath` for `gs://`).
@@ -153,7 +161,13 @@ def write_certificates(path: Any, rows: Sequence[Certificate], meta: Mapping[str
         if "://" in path:
             raise ValueError(f"path {path!r} is a URL: pass etils.epath.Path({path!r}).")
         path = Path(path)
-    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    if "://" in str(path):  # object stores write so anyway
+        path.write_text(text)
+        return
+    scratch = path.parent / f".{path.name}.{os.getpid()}"
+    scratch.write_text(text)
+    scratch.replace(path)
 
 
 def _row(certificate: Certificate) -> dict[str, Any]:

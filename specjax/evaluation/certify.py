@@ -21,7 +21,7 @@ from rich.table import Table
 from specjax import decoding
 from specjax.analysis import Certificate, GTest, certificate, g_test, required_draws
 from specjax.decoding import Completion, DecodeState, Loop, Request, Weights
-from specjax.evaluation.next_law import at_edge, make_cells, processed_logits, warped
+from specjax.evaluation.next_law import at_edge, compare_texts, make_cells, processed_logits, warped
 from specjax.evaluation.teacher import Teacher
 from specjax.models import Target
 
@@ -39,12 +39,18 @@ class Claim:
         rule: name of the rule.
         lossless: whether the rule says that it keeps the target's law.
         planted: name of the fault planted on purpose, or None.
+        rule_options: of the rule, where it was given any.
+        layout: of the weights in the program that is tested.
+        precision: of its matrix products.
     """
 
     drafter: str
     rule: str
     lossless: bool = True
     planted: str | None = None
+    rule_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    layout: str = "plain"
+    precision: str = "float32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +237,8 @@ def certify_greedy(
 ) -> Certificate:
     """Certifies greedy texts: each equals plain decoding's, or first parts from it at a near-tie.
 
+    Near-ties are those of the processed logits, which choose the tokens: penalties, biases and suppression included.
+
     Args:
         claim: what is certified.
         target: the model.
@@ -245,13 +253,11 @@ def certify_greedy(
     found = decoding.generate(
         loop, weights, requests, context=target.context, vocab=target.config.vocab_size, batch=batch
     )
-    compared = teacher.compare(
-        [r.prompt for r in requests], [c.tokens for c in plain], [c.tokens for c in found], bound
-    )
+    texts = [c.tokens for c in plain], [c.tokens for c in found]
+    compared = compare_texts(teacher, requests, *texts, bound)
     accepted = sum(int(np.arange(c.accepted.size) @ c.accepted) for c in found)
     return Certificate(
-        drafter=claim.drafter,
-        rule=claim.rule,
+        **_about(claim),
         sampling=sampling_of(requests[0]),
         draws=sum(len(c.tokens) for c in found),
         statistic=None,
@@ -275,6 +281,8 @@ class Subject:
         greedy: name of the rule, loop and parameters at temperature 0.
         sampled: the same above it.
         lossless: whether the rule says that it keeps the target's law.
+        rule_options: of the rule above temperature 0.
+        layout: of the weights of all these.
     """
 
     drafter: str
@@ -283,6 +291,8 @@ class Subject:
     greedy: tuple[str, Loop, Weights]
     sampled: tuple[str, Loop, Weights]
     lossless: bool = True
+    rule_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    layout: str = "plain"
 
 
 def certify_model(
@@ -305,21 +315,22 @@ def certify_model(
         bound: see `certify_greedy`.
         tv: see `certify_next_tokens`.
         draws: likewise.
-        rows: likewise.
+        rows: likewise; no more greedy texts run together, either.
         seed: likewise.
     """
     target, (loop, weights) = subject.target, subject.plain
     teacher = Teacher(loop.graph, target.params, precision=loop.precision)
+    program: dict[str, Any] = {"layout": subject.layout, "precision": loop.precision}
     if texts:
-        batch = min(BATCH, len(texts))
+        batch = min(BATCH, len(texts), rows)
         plain = decoding.generate(
             loop, weights, texts, context=target.context, vocab=target.config.vocab_size, batch=batch
         )
         rule, loop, weights = subject.greedy
-        claim = Claim(subject.drafter, rule)
+        claim = Claim(subject.drafter, rule, **program)
         yield certify_greedy(claim, target, loop, weights, texts, plain, teacher, bound=bound, batch=batch)
     rule, loop, weights = subject.sampled
-    claim = Claim(subject.drafter, rule, lossless=subject.lossless)
+    claim = Claim(subject.drafter, rule, subject.lossless, rule_options=subject.rule_options, **program)
     for request in contexts:
         yield certify_next_tokens(
             claim, target, loop, weights, request, teacher, bound=bound, tv=tv, draws=draws, rows=rows, seed=seed
@@ -334,7 +345,7 @@ def sequence_certificate(
 
 
 def _row(claim: Claim, request: Request, test: GTest, check: str, accepted: float) -> Certificate:
-    return certificate(
+    row = certificate(
         claim.drafter,
         claim.rule,
         sampling_of(request),
@@ -344,6 +355,12 @@ def _row(claim: Claim, request: Request, test: GTest, check: str, accepted: floa
         check=check,
         accepted=accepted,
     )
+    return dataclasses.replace(row, **_about(claim))
+
+
+def _about(claim: Claim) -> dict[str, Any]:
+    names = ("drafter", "rule", "rule_options", "layout", "precision")
+    return {name: getattr(claim, name) for name in names}
 
 
 def sampling_of(request: Request) -> dict[str, Any]:
@@ -367,7 +384,7 @@ def table(rows: Sequence[Certificate]) -> Table:
         ties = f", {row.near_ties} near-ties" if row.near_ties else ""
         out.add_row(
             drafter,
-            row.rule,
+            " ".join([row.rule, *(f"{name}={value}" for name, value in row.rule_options.items())]),
             f"{row.check}, {_said(row.sampling)}",
             f"{row.draws:,}",
             "" if row.cells is None else str(row.cells),

@@ -53,7 +53,7 @@ def test_certificates_on_disk(tmp_path):
     document = json.loads(path.read_text())
     assert document["meta"] == {"schema": "specjax.certificates/1", "seed": 0}
     plain = {"drafter", "rule", "sampling", "draws", "statistic", "p_value", "power", "verdict"}
-    plain |= {"check", "tv", "cells", "accepted", "near_ties"}
+    plain |= {"check", "tv", "cells", "accepted", "near_ties", "rule_options", "layout", "precision"}
     assert [set(row) for row in document["rows"]] == [plain, plain | {"planted"}, plain]
     assert document["rows"][0] | {} == {
         "drafter": "draft_model",
@@ -69,7 +69,11 @@ def test_certificates_on_disk(tmp_path):
         "cells": 16,
         "accepted": None,
         "near_ties": 0,
+        "rule_options": {},
+        "layout": None,
+        "precision": None,
     }
+    assert list(tmp_path.iterdir()) == [path]  # written aside and put in its place
     assert document["rows"][1]["statistic"] is None and document["rows"][1]["p_value"] == 0.0
     analysis.write_certificates(str(path), rows[:1])
     assert len(json.loads(path.read_text())["rows"]) == 1
