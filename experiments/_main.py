@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_collections
@@ -97,6 +98,17 @@ def workdir() -> epath.Path:
     if not flags.FLAGS.workdir.strip():
         raise ValueError("--workdir is empty; expected a directory, or leave it out")
     return epath.Path(flags.FLAGS.workdir)
+
+
+def pairs(name: str, given: Sequence[Any]) -> dict[Any, Any]:
+    """A config field of pairs, which a command line can write where it cannot add fields, as a dictionary.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    if not all(isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2 for pair in given):
+        raise ValueError(f"{name}={tuple(given)}; expected pairs: ((name or token id, value), ...)")
+    return {key: value for key, value in given}
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from specjax.evaluation import results
 from specjax.evaluation.certify import Claim, certify_greedy, table
 from specjax.evaluation.prompts import load_prompts
 from specjax.evaluation.teacher import Teacher, rounding_bound
-from specjax.models import Target
+from specjax.models import Target, native
 from specjax.testing.carried import carried
 from specjax.testing.faults import SIBLINGS, planted
 from specjax.testing.sequences import LETTERS, PROMPT, certify_sequences, four_token_target, markov_target
@@ -42,7 +42,10 @@ TREE = TreeSpec((-1, -1, 0, 0))
 GREEDY_TOKENS = 24
 
 # Fields of the config that `specjax.certify` takes as they are.
-OPTIONS = ("temperature", "top_k", "top_p", "contexts", "max_new_tokens", "tv", "draws", "rows", "seed")
+OPTIONS = (
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("suppress_tokens", "contexts", "max_new_tokens", "tv", "draws", "rows", "seed", "precision"),
+)
 
 # A name to show, and what makes the certificates.
 Case = tuple[str, Callable[[], Sequence[Certificate]]]
@@ -53,7 +56,10 @@ def main(config: ml_collections.ConfigDict) -> None:
     console, workdir = _main.console(), _main.workdir()
     results.check_writable(workdir)
     cases = real_cases(config, console) if config.target.source else tiny_cases(config, console)
-    meta = results.describe(config.to_dict(), {"dtype": config.target.dtype, "matmul": "float32"})
+    precision = {"dtype": config.target.dtype, "matmul": config.get("precision", "float32")}
+    if config.target.source:
+        precision["native_kernel"] = native.available()
+    meta = results.describe(config.to_dict(), precision)
     meta.pop("schema")
     path = workdir / "certificates.json"
     rows: list[Certificate] = []
@@ -182,8 +188,28 @@ def tiny_greedy(target: Target, claim: Claim, loop: Loop, weights: Weights) -> l
 
 
 def real_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[Case]:
-    """Greedy texts and next-token laws of the zoo's drafters, and of those that the config names."""
+    """Greedy texts and next-token laws of the zoo's drafters and of those that the config names; or of one alone.
+
+    Raises:
+        ValueError: a drafter or a rule that does not fit, or options that are no pairs.
+    """
+    pairs = {name: _main.pairs(name, config[name]) for name in ("logit_bias", "rule_options")}
     target = build.target_from_config(config.target)
+    alone = {name: value for name, value in config.drafter.to_dict().items() if value}
+    draftings = {} if alone else listed(config, target, console)
+    if alone:
+        name = alone.pop("name", "") or alone.pop("source", "")
+        draftings[name] = api.load_drafter(name, target, **alone)
+    prompts = load_prompts("shipped", 1)[: config.greedy_prompts]
+    options = {name: config[name] for name in OPTIONS} | pairs
+    options |= {"prompts": [p.turns[0] for p in prompts], "layout": config.layout or None, "show": False}
+    for name, drafting in draftings.items():
+        named = dataclasses.replace(drafting, name=name)
+        yield name, partial(api.certify, target, named, config.rule or None, **options)
+
+
+def listed(config: ml_collections.ConfigDict, target: Target, console: Console) -> dict[str, Drafting]:
+    """The zoo's drafters that are the target's, and those of `config.drafters`."""
     draftings: dict[str, Drafting] = {}
     for name in saved.zoo_entries():
         if kept(config, name):
@@ -194,10 +220,7 @@ def real_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[
     for name, row in config.drafters.items():
         if kept(config, name):
             draftings[name] = build.drafter_from_config(row, target)
-    prompts = load_prompts("shipped", 1)[: config.greedy_prompts]
-    options = {name: config[name] for name in OPTIONS} | {"prompts": [p.turns[0] for p in prompts], "show": False}
-    for name, drafting in draftings.items():
-        yield name, partial(api.certify, target, dataclasses.replace(drafting, name=name), **options)
+    return draftings
 
 
 if __name__ == "__main__":

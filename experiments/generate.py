@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import ml_collections
@@ -24,6 +23,7 @@ from rich.text import Text
 from experiments import _main
 from specjax import build
 from specjax.decoding import (
+    Completion,
     Loop,
     Request,
     StopText,
@@ -31,6 +31,7 @@ from specjax.decoding import (
     check_fault,
     check_requests,
     check_stop_strings,
+    end_text,
     prefill,
     read_row,
     request_sampling,
@@ -61,13 +62,20 @@ def main(config: ml_collections.ConfigDict) -> None:
         raise ValueError(f"max_new_tokens={config.max_new_tokens}; expected at least 1")
     check_stop_strings(config.stop)
     # The prompt alone waits for the tokenizer; everything else is checked before a model is loaded.
-    asked = sampling_request(config)
+    asked, rule_options = sampling_request(config), _main.pairs("rule_options", config.rule_options)
     sampling = request_sampling([asked])
 
     target = build.target_from_config(config.target)
     drafting = build.drafter_from_config(config.drafter, target)
     loop, weights = build.make_loop(
-        target, drafting, sampling, rule=config.rule or None, precision=config.precision, layout=config.layout
+        target,
+        drafting,
+        sampling,
+        rule=config.rule or None,
+        rule_options=rule_options,
+        lossless=config.lossless,
+        precision=config.precision,
+        layout=config.layout,
     )
     system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
     prompt = encode(target, [*system, {"role": "user", "content": text}])
@@ -105,15 +113,9 @@ def sampling_request(config: ml_collections.ConfigDict) -> Request:
         repetition_penalty=config.repetition_penalty,
         presence_penalty=config.presence_penalty,
         frequency_penalty=config.frequency_penalty,
-        logit_bias=_pairs(config.logit_bias),
+        logit_bias=_main.pairs("logit_bias", config.logit_bias),
         suppress_tokens=tuple(config.suppress_tokens),
     )
-
-
-def _pairs(logit_bias: Sequence[Any]) -> dict[int, float]:
-    if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in logit_bias):
-        raise ValueError(f"logit_bias={tuple(logit_bias)}; expected pairs ((token id, what to add), ...)")
-    return {token: value for token, value in logit_bias}
 
 
 def read_prompt(given: str | None) -> str:
@@ -145,8 +147,9 @@ def stream(
     tally: Tally,
     stops: Sequence[str] = (),
 ) -> Iterator[tuple[str, bool]]:
-    """Yields `(text, whether it was drafted)` up to the first stop string, and fills the tally."""
+    """Yields `(text, whether it was drafted)` up to the first stop string, and counts in the tally what is up to it."""
     decoder, watch, seen, accepted = target.tokenizer.stream(), StopText(stops), 0, 0
+    before: Completion | None = None
     start = time.perf_counter()
     state = jax.block_until_ready(prefill(loop, weights, [request], context=target.context, seed=seed))
     tally.prefill_seconds = time.perf_counter() - start
@@ -157,7 +160,10 @@ def stream(
         for i, token in enumerate(row.tokens[seen:]):
             if token not in target.eos_ids:
                 yield watch.push(decoder.push(token)), i < so_far - accepted
-        seen, accepted = len(row.tokens), so_far
+            if watch.found:
+                row = end_text(before, row, seen + i + 1)
+                break
+        before, seen, accepted = row, len(row.tokens), so_far
         tally.tokens, tally.steps, tally.emitted = len(row.tokens), row.steps, row.emitted
         if row.finish == "fault":
             yield watch.push(decoder.finish()) + watch.finish(), False

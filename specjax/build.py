@@ -118,7 +118,7 @@ def make_rule(
     if is_lossy(rule):
         if lossless:
             raise ValueError(
-                f"rule {name!r} is lossy; use {fitting!r}, or, in a row of a benchmark, set lossless=False beside it"
+                f"rule {name!r} is lossy; use {fitting!r}, or set lossless=False beside it to let it run all the same"
             )
     elif kind not in rule.exact_for or (name == "greedy" and not sampling.greedy):
         raise ValueError(f"rule {name!r} is not exact for a {kind!r} draft {where}; use {fitting!r}")

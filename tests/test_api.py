@@ -37,6 +37,17 @@ def test_benchmark(target: Target, drafting: Drafting, capsys: pytest.CaptureFix
     assert "mine" in capsys.readouterr().out
 
 
+def test_benchmark_with_penalties_and_suppression(target: Target, drafting: Drafting) -> None:
+    options = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": {40: 3.0}, "suppress_tokens": (0, 41)}
+    rows = specjax.benchmark(
+        target, {"mine": drafting}, ["Say hello."], max_new_tokens=8, repeats=1, show=False, **options
+    )
+    (found,) = (row for row in rows if row["label"] == "mine" and row["category"] == "all")
+    assert found["matches_baseline"] and found["repetition_penalty"] == 1.2 and found["suppress_tokens"] == [0, 41]
+    # No end of sequence: it is suppressed.
+    assert found["new_tokens"] == 8
+
+
 def test_benchmark_refuses(target: Target, drafting: Drafting) -> None:
     with pytest.raises(ValueError, match="expected at least one, and none labelled 'autoregressive'"):
         specjax.benchmark(target, {"autoregressive": drafting})
@@ -75,7 +86,7 @@ def test_what_is_no_target_no_drafter_and_no_seed(target: Target, drafting: Draf
         specjax.generate(target, drafting, "a", logit_bias={1: "b"})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="logit_bias of token 1 is 1000.* in row 0; expected a finite number"):
         specjax.generate(target, drafting, "a", logit_bias={1: 10**400})
-    with pytest.raises(ValueError, match=r"tv=2, draws=0, rows=64; expected tv in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"tv=2, draws=0, rows=0; expected tv in \(0, 1\]"):
         specjax.certify(target, drafting, tv=2)
     with pytest.raises(FileNotFoundError, match="no such model: None; expected smollm2"):
         specjax.load_target(None)  # type: ignore[arg-type]

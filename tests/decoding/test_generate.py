@@ -9,7 +9,7 @@ import pytest
 
 import specjax
 from specjax import build
-from specjax.decoding import Request, check_requests, generate, make_sampling, stream
+from specjax.decoding import Request, check_requests, generate, make_sampling, request_keys, stream
 from specjax.drafting import DraftModel
 from specjax.evaluation.conversations import encode
 from specjax.testing import tiny_target
@@ -69,6 +69,43 @@ def test_streaming_yields_what_generation_returns(target):
     pieces = list(specjax.stream(target, drafting, "a rose is a rose is a rose", max_new_tokens=12))
     assert "".join(text for text, _ in pieces) == result.text
     assert result.completion.finish in ("stop", "length")
+
+
+def test_a_prompt_of_a_list_is_answered_alone_under_its_own_seed(target):
+    drafting = specjax.load_drafter("prompt_lookup", target, num_nodes=3)
+    options = dict(max_new_tokens=12, temperature=1.0)
+    prompts, seeds = ["a rose is", "abcabc", "a rose is"], [7, 8, 1 << 31]
+    answers = specjax.generate(target, drafting, prompts, seed=seeds, batch=2, **options)
+    assert answers[0].completion.tokens != answers[2].completion.tokens
+    alone = specjax.generate(target, drafting, prompts[2], seed=seeds[2], **options)
+    assert answers[2].completion.tokens == alone.completion.tokens
+    pieces = specjax.stream(target, drafting, prompts[2], seed=seeds[2], **options)
+    assert "".join(text for text, _ in pieces) == answers[2].text
+    with pytest.raises(ValueError, match="seed has 2 values for 3 prompts; give one a prompt, or one for all"):
+        specjax.generate(target, drafting, prompts, seed=[1, 2], **options)
+    with pytest.raises(ValueError, match=r"seed=-1; expected a whole number in 0..4294967295"):
+        specjax.generate(target, drafting, prompts, seed=[1, 2, -1], **options)
+
+
+@pytest.mark.parametrize("seed", [0, 5, (1 << 32) - 1])
+def test_keys_of_requests(seed):
+    expected = [jax.random.key_data(jax.random.fold_in(jax.random.key(seed), i)) for i in (0, 3)]
+    np.testing.assert_array_equal(request_keys(seed, [0, 3]), np.stack(expected))
+    np.testing.assert_array_equal(request_keys([1, seed], [2, 3])[1], expected[1])
+
+
+def test_a_lossy_rule_runs_where_it_is_asked_for(target):
+    drafting = specjax.load_drafter("prompt_lookup", target, num_nodes=3)
+    options = dict(max_new_tokens=16, temperature=1.0, rule="threshold")
+    with pytest.raises(ValueError, match="rule 'threshold' is lossy; use 'one_hot', or set lossless=False beside it"):
+        specjax.generate(target, drafting, "a rose is a rose", **options)
+    easy, hard = (
+        specjax.generate(target, drafting, "a rose is a rose", lossless=False, rule_options={"bar": bar}, **options)
+        for bar in (0.0, 0.999)
+    )
+    assert easy.tau > hard.tau
+    with pytest.raises(ValueError, match="rule 'threshold' does not take these options"):
+        next(specjax.stream(target, drafting, "a", lossless=False, rule_options={"epsilon": 0.1}, **options))
 
 
 def test_streaming_tells_drafted_tokens_apart_and_raises_on_a_fault(target):

@@ -16,7 +16,8 @@ from specjax.decoding.termination import (
     stop_array,
 )
 from specjax.drafting import DraftModel
-from specjax.testing import contract, tiny_target
+from specjax.drafting.registry import Drafting
+from specjax.testing import contract, noisy_draft, tiny_target
 from specjax.verification import Recursive
 from tests.contract.test_contract import VOCAB, config, subject
 
@@ -192,3 +193,27 @@ def test_stop_strings_of_the_short_api():
     assert "".join(piece for piece, _ in pieces) == done.text
     with pytest.raises(ValueError, match="stop string 0 is ''; expected some text"):
         specjax.generate(target, drafting, prompt, stop="")
+
+
+def test_stop_strings_are_counted_as_the_loop_counts_them(monkeypatch: pytest.MonkeyPatch):
+    """Whether the loop ends a text by token ids or the host by what it reads: the same tokens, the same counts."""
+    target = dataclasses.replace(tiny_target(layers=1, width=16), eos_ids=())
+    drafting = Drafting("draft_model", DraftModel(target.config, 3), noisy_draft(target, 0.1), {})
+    text = [target.tokenizer.decode([i]) for i in range(target.config.vocab_size)]
+    silent = [i for i, c in enumerate(text) if not (c.isascii() and c.isprintable() and c)]
+    prompts = ["a rose is a rose", "abcabc", "what is it?"]
+    options = dict(max_new_tokens=24, batch=2, suppress_tokens=silent)
+    whole = specjax.generate(target, drafting, prompts, **options)
+    drafted = 0
+    for stop in list(dict.fromkeys(whole[0].text))[3::2]:  # ends at one offset of a block and another
+        by_loop = specjax.generate(target, drafting, prompts, stop=stop, **options)
+        with monkeypatch.context() as patched:
+            patched.setattr("specjax.api.answers.stop_tokens", lambda target, stops: ())
+            by_host = specjax.generate(target, drafting, prompts, stop=stop, **options)
+        assert by_host[0].finish == "stop_sequence" and by_host[0].text == whole[0].text.split(stop)[0]
+        for loop, host in zip(by_loop, by_host, strict=True):
+            assert loop.text == host.text and loop.finish == host.finish
+            one, other = (dataclasses.asdict(r.completion) for r in (loop, host))
+            assert all(np.array_equal(one[name], other[name]) for name in one)
+            drafted += host.completion.accepted[1:].sum()
+    assert drafted > 0

@@ -1,6 +1,7 @@
 """Certificates on a model of one's own: the law of the next two tokens, and greedy texts."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -167,14 +168,34 @@ def test_greedy_texts(target):
     assert row.verdict == "fail"
 
 
-def test_the_short_call(target, drafting, capsys):
+def test_the_short_call(target, drafting, tmp_path, capsys):
     import specjax
 
+    path = tmp_path / "mine" / "certificates.json"
     rows = specjax.certify(
-        target, drafting, prompts=["abcabcab", "xyxyxy"], contexts=1, max_new_tokens=8, rows=1024, temperature=0.4
+        target,
+        drafting,
+        prompts=["abcabcab", "xyxyxy"],
+        contexts=1,
+        max_new_tokens=8,
+        rows=1024,
+        temperature=0.4,
+        min_p=0.01,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        logit_bias={100: 2.0},
+        suppress_tokens=(101, 102),
+        path=path,
     )
     assert [(r.check, r.verdict) for r in rows] == [("greedy text", "pass"), ("next tokens", "pass")]
     assert [r.rule for r in rows] == ["greedy", "recursive"]
+    # What is tested is the program that `generate` runs.
+    layout = "packed" if jax.default_backend() == "cpu" else "plain"
+    assert all((r.layout, r.precision) == (layout, "float32") for r in rows)
+    assert rows[0].sampling["repetition_penalty"] == 1.2 and rows[1].sampling["suppress_tokens"] == (101, 102)
+    written = json.loads(path.read_text())
+    assert written["meta"]["schema"] == "specjax.certificates/1" and written["meta"]["config"]["tv"] == 0.1
+    assert [row["layout"] for row in written["rows"]] == [layout] * 2 and len(list(path.parent.iterdir())) == 1
     said = capsys.readouterr().out
     assert "draft_model" in said and "next tokens" in said
     with pytest.raises(ValueError, match="temperature=0.0; expected more than 0"):
@@ -183,3 +204,41 @@ def test_the_short_call(target, drafting, capsys):
         specjax.certify(target, drafting, top_k=1)
     with pytest.raises(ValueError, match="contexts=3 of 2 prompts"):
         specjax.certify(target, drafting, prompts=["a", "b"], contexts=3)
+    with pytest.raises(ValueError, match="layout='paked'; expected one of packed, plain"):
+        specjax.certify(target, drafting, layout="paked")
+    with pytest.raises(ValueError, match="precision='bfloat16'; expected 'float32' or 'default'"):
+        specjax.certify(target, drafting, precision="bfloat16")
+    with pytest.raises(ValueError, match="rule 'typical' does not take these options"):
+        specjax.certify(target, drafting, "typical", rule_options={"bar": 0.5})
+    with pytest.raises(ValueError, match="logit_bias of prompt 0 names token 999"):
+        specjax.certify(target, drafting, logit_bias={999: 1.0})
+
+
+def test_a_lossy_rule_is_measured_with_its_options(target, drafting):
+    import specjax
+
+    (row,) = specjax.certify(
+        target, drafting, "typical", rule_options={"epsilon": 0.3}, prompts=["abcabcab"], rows=1024,
+        temperature=0.4, draws=1024, max_new_tokens=1, show=False,
+    )[1:]  # fmt: skip
+    assert (row.rule, row.rule_options, row.verdict) == ("typical", {"epsilon": 0.3}, "lossy")
+
+
+def test_greedy_near_ties_are_those_of_the_processed_logits(target):
+    """A bias that evens two tokens makes a near-tie of what the raw logits tell apart."""
+    request = Request(PROMPT, 1)
+    teacher = Teacher(target.graph, target.params, precision="float32")
+    logits = teacher.logits(PROMPT, (), 0)
+    second, first = (int(t) for t in np.argsort(logits)[-2:])
+    gap = float(logits[first] - logits[second])
+    assert gap > 0.01
+    loop = Loop(target.graph, Autoregressive(), Greedy(0), ())
+    arguments = dict(context=target.context, vocab=target.config.vocab_size)
+    for bias, verdict, ties in ((gap, "pass", 1), (0.0, "fail", 0)):
+        asked = dataclasses.replace(request, logit_bias={second: bias, 0: -1.0})
+        (done,) = generate(loop, Weights(target.params, {}, {}), [asked], **arguments)
+        other = dataclasses.replace(done, tokens=(second if done.tokens == (first,) else first,))
+        row = certify.certify_greedy(
+            CLAIM, target, loop, Weights(target.params, {}, {}), [asked], [other], teacher, bound=1e-3
+        )
+        assert (row.verdict, row.near_ties) == (verdict, ties)

@@ -71,3 +71,9 @@ def test_the_draft_that_is_measured_ships(name: str) -> None:
     assert load(name).rows.draft.source in drafters.zoo_entries()
     assert load("generate").drafter.source == load(name).rows.draft.source
     assert load("quickstart").rows.eagle3.source in drafters.zoo_entries()
+
+
+def test_every_peer_is_measured_by_default() -> None:
+    lineup = build.lineup_from_config(load("peers"))
+    assert not lineup.left_out
+    assert drafters.saved_method(lineup.rows["transformers_assisted"]["source"]) == "draft_model"

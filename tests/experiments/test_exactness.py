@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from experiments import exactness
-from specjax import build
+from specjax import api, build
 from specjax.testing.faults import planted
 
 FAULT = "argmax child with a soft q"
@@ -55,6 +57,22 @@ def test_a_model_of_ones_own(tiny: Path, in_workdir: Path) -> None:
         ("prompt_lookup", "greedy text", "pass"),
         ("prompt_lookup", "next tokens", "pass"),
     ]
+
+
+def test_a_drafter_and_a_rule_from_the_command_line(tiny: Path) -> None:
+    options = ["drafter.name=draft_model", f"drafter.source={tiny}/draft", "drafter.num_nodes=2"]
+    options += ["rule=threshold", "rule_options=(('bar', 0.5),)", "repetition_penalty=1.1", "layout=plain"]
+    config = build.load_config("configs/exactness.py", f"{tiny}/target", options)
+    ((name, case),) = exactness.real_cases(config, Console())
+    target, drafting, rule = case.args
+    assert (name, drafting.name, drafting.drafter.num_nodes, rule) == ("draft_model", "draft_model", 2, "threshold")
+    asked = case.keywords
+    assert (asked["rule_options"], asked["layout"], asked["rows"]) == ({"bar": 0.5}, "plain", 0)
+    inspect.signature(api.certify).bind(target, drafting, rule, **asked)
+    assert asked["repetition_penalty"] == 1.1
+    config = build.load_config("configs/exactness.py", f"{tiny}/target", ["rule_options=(1,)"])
+    with pytest.raises(ValueError, match="expected pairs"):
+        next(exactness.real_cases(config, Console()))
 
 
 def test_what_is_asked_for_must_exist(in_workdir: Path) -> None:

@@ -82,8 +82,13 @@ def test_the_answer_is_that_of_the_library_and_is_counted(
     drafted = sum(mark for _, mark in pieces)
     assert 0 < drafted <= accepted <= drafted + 1  # an end of sequence is accepted, but not shown
     stop = text[len(text) // 2 :][:2]
-    cut = "".join(piece for piece, _ in generate.stream(loop, weights, request, target, 0, generate.Tally(), (stop,)))
+    tally = generate.Tally()
+    cut = "".join(piece for piece, _ in generate.stream(loop, weights, request, target, 0, tally, (stop,)))
     assert stop and cut == text.split(stop)[0]
+    # Counted up to the token that completes it, and nothing that the last step emitted behind it.
+    counts = range(1, len(done.tokens) + 1)
+    assert tally.tokens == next(n for n in counts if stop in target.tokenizer.decode(done.tokens[:n]))
+    assert tally.emitted == tally.tokens - 1
 
     # Behind a token whose embedding is broken everything is NaN: what stands in front of it is shown and counted.
     end = next(i for i, t in enumerate(done.tokens) if i > 2 and t not in (*request.prompt, *done.tokens[:i]))
@@ -102,6 +107,7 @@ def test_settings_of_the_answer_are_checked_before_a_model_is_loaded(prompt) -> 
         ({"repetition_penalty": 0.0}, "repetition_penalty=0.0 in row 0; expected a number > 0"),
         ({"stop": ("a", "")}, "stop string 1 is ''; expected some text"),
         ({"logit_bias": ((7, float("inf")),)}, "logit_bias of token 7 is inf"),
+        ({"rule_options": ("epsilon", 0.2)}, "rule_options=.* expected pairs"),
     ]:
         config = build.load_config("configs/generate.py", "plain", {"target.source": "nowhere", **option})
         with pytest.raises(ValueError, match=message):
