@@ -61,7 +61,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     for batch in config.batches:
         for contender in contenders:
             if isinstance(contender, LoopContender) and not (contender is baseline and batch == 1):
-                done, seconds = contender.complete_all(requests, batch)
+                done, took = contender.complete_all(requests, batch)
                 first = 0
                 for name, group in groups.items():
                     part = slice(first, first + len(group))
@@ -74,7 +74,7 @@ def main(config: ml_collections.ConfigDict) -> None:
                     )
                     rows.append(row_of(contender, batch, name, group, done[part], found))
                     console.print(sentence(rows[-1]), highlight=False)
-                console.print(f"  in {seconds:.0f} s, compiling included", highlight=False)
+                console.print(f"  in {took.seconds:.0f} s, compiling included", highlight=False)
 
     precision = {"dtype": target.config.dtype, "matmul": config.precision, "near_tie_bound": bound}
     meta = results.describe(config.to_dict(), precision, SCHEMA)

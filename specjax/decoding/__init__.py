@@ -17,6 +17,7 @@ from specjax.decoding.draft import (
 from specjax.decoding.generate import (
     Completion,
     Request,
+    Segment,
     check_fault,
     check_requests,
     end_text,
@@ -63,6 +64,7 @@ __all__ = [
     "Rule",
     "Sampling",
     "Scores",
+    "Segment",
     "Stateless",
     "Statistics",
     "StopText",

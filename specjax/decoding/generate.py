@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -84,6 +85,23 @@ class Completion:
     overlap: np.ndarray
     prompt_length: int
     fault: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """The loop from one refill to the next.
+
+    Attributes:
+        seconds: on the clock, nothing else running.
+        passes: target passes.
+        live: rows that were not done.
+        emitted: tokens, over all rows.
+    """
+
+    seconds: float
+    passes: int
+    live: int
+    emitted: int
 
 
 def check_fault(completion: Completion, what: str) -> None:
@@ -230,6 +248,7 @@ def generate(
     batch: int = 1,
     buffer: int | None = None,
     ends: Callable[[int, Sequence[int]], int | None] | None = None,
+    watch: Callable[[Segment], None] | None = None,
 ) -> list[Completion]:
     """Completes all requests, `batch` at a time.
 
@@ -242,10 +261,11 @@ def generate(
         context: longest sequence the target allows.
         vocab: ids below this are valid.
         seed: with each request's id, fixes every random choice; or one a request.
-        batch: rows that run together, at least 1.
+        batch: rows that run together, at least 1; fewer where there are fewer requests.
         buffer: token buffer L; what these requests need by default.
         ends: a request's index and its tokens so far to how many of them are its text, once that ends among them. Asked
             on the host after every step, which then waits for it.
+        watch: is told of every stretch of the loop, which then waits for the prefills before it.
 
     Raises:
         ValueError: see `check_requests`; or no row, or a buffer that is too short for a request.
@@ -286,11 +306,36 @@ def generate(
             live[row] = waiting.pop(0)
             state = _insert(state, jnp.int32(row), start([live[row]]))
         if live and not any(np.asarray(state.done)[r] for r in live):
-            state = loop.run(weights, state, REFILL_STEPS if ends is None else 1, stop="any_done")
+            state = _run(loop, weights, state, REFILL_STEPS if ends is None else 1, live, watch)
     completions = [done[i] for i in range(len(requests))]
     for i, completion in enumerate(completions):
         check_fault(completion, f"request {i}")
     return completions
+
+
+def _run(
+    loop: Loop,
+    weights: Weights,
+    state: DecodeState,
+    steps: int,
+    live: Mapping[int, int],
+    watch: Callable[[Segment], None] | None,
+) -> DecodeState:
+    """Runs until a row is done, at most so many steps."""
+    if watch is None:
+        return loop.run(weights, state, steps, stop="any_done")
+    # Copies: the state is donated.
+    before = [np.array(x) for x in jax.block_until_ready((state.statistics.steps, state.statistics.emitted))]
+    jax.block_until_ready(state)
+    start = time.perf_counter()
+    state = jax.block_until_ready(loop.run(weights, state, steps, stop="any_done"))
+    seconds = time.perf_counter() - start
+    ran, emitted = (
+        np.array(x)[list(live)] - b[list(live)]
+        for x, b in zip((state.statistics.steps, state.statistics.emitted), before, strict=True)
+    )
+    watch(Segment(seconds, max(int(ran.max()), 1), len(live), int(emitted.sum())))
+    return state
 
 
 def stream(

@@ -15,7 +15,7 @@ import jax
 
 from specjax.decoding import Completion, Request
 from specjax.evaluation.compilations import compilations
-from specjax.evaluation.contenders import Contender, Info, LoopContender, Preparation, Timed
+from specjax.evaluation.contenders import BatchTime, Contender, Info, LoopContender, Preparation, Timed
 from specjax.evaluation.conversations import Asking, Conversation, buffer_for, fitting
 from specjax.evaluation.costs import CostMeter, Costs
 from specjax.evaluation.journal import Answer, Answers, Journal
@@ -36,7 +36,7 @@ class Settings(Asking):
     Attributes:
         repeats: timed completions of each prompt by each contender; medians are reported.
         batch: rows that run together. At 1 every prompt is timed on its own; above, all prompts go through
-            slot refill and are timed together.
+            slot refill and are timed together, repeated with request ids of their own up to a multiple of the batch.
         seed: with a prompt's index, fixes every random choice.
         loop_threshold: prompts whose baseline text has a distinct-bigram ratio below this loop; headline rows are
             given with and without them.
@@ -88,7 +88,7 @@ class Measured:
         infos: of the contenders, in order.
         preparations: of the contenders.
         turns: answers by (contender, prompt).
-        wall_seconds: of each repeat by contender, over all prompts; only above batch 1.
+        batch_times: of each repeat by contender, over all prompts and what was repeated of them; only above batch 1.
         costs: by contender; peers have none.
         skipped_turns: later turns that no longer fitted the context or the buffer, by contender.
         repeatable: whether every repeat gave the same tokens, by contender.
@@ -99,7 +99,7 @@ class Measured:
     infos: list[Info]
     preparations: list[Preparation]
     turns: dict[tuple[int, int], list[Turn]]
-    wall_seconds: list[list[float]]
+    batch_times: list[list[BatchTime]]
     costs: list[Costs | None]
     skipped_turns: list[int]
     repeatable: list[bool]
@@ -215,7 +215,7 @@ class _Run:
             preparations.append(Preparation(seen.seconds, tuple(seen.names), *kv))
             self._step()
         meter = self._meter()
-        wall: list[list[float]] = [[] for _ in loops]
+        wall: list[list[BatchTime]] = [[] for _ in loops]
         for repeat in range(self.settings.repeats):
             if meter is not None:
                 meter.round()
@@ -270,21 +270,22 @@ class _Run:
         _refuse_compilations(self.contenders[i], seen.names)
         return timed
 
-    def _all_prompts(self, i: int, contender: LoopContender) -> float:
-        """One pass over all conversations, turn by turn; fills `turns`, and returns the seconds it took."""
+    def _all_prompts(self, i: int, contender: LoopContender) -> BatchTime:
+        """One pass over all conversations, turn by turn; fills `turns`, and returns how long it took."""
         first_time = (i, 0) not in self.turns
         talks = {p: Conversation(self.target, x, p, contender.info, self.settings) for p, x in enumerate(self.prompts)}
-        seconds, number, skipped = 0.0, 0, 0
+        total, number, skipped = BatchTime(0.0, 0, self.settings.batch, ()), 0, 0
         while talks:
             wave = {p: r for p, t in talks.items() if (r := t.next_request()) is not None}
             skipped += sum(not self._fits(r) for r in wave.values())
             wave = {p: r for p, r in wave.items() if self._fits(r)}
             if not wave:
                 break
-            done, took = contender.complete_all(list(wave.values()), self.settings.batch)
-            seconds += took
+            requests = filled(list(wave.values()), self.settings.batch, len(self.prompts))
+            done, took = contender.complete_all(requests, self.settings.batch)
+            total += took
             talks = {p: talks[p] for p in wave}
-            for (p, request), completion in zip(wave.items(), done, strict=True):
+            for (p, request), completion in zip(wave.items(), done[: len(wave)], strict=True):
                 talks[p].answer(completion)
                 if first_time:
                     self.turns.setdefault((i, p), []).append(Turn(request.prompt, completion))
@@ -292,7 +293,7 @@ class _Run:
                     self.repeatable[i] &= self.turns[i, p][number].completion.tokens == completion.tokens
             number += 1
         self.skipped[i] = skipped
-        return seconds
+        return total
 
     def _fits(self, request: Request) -> bool:
         full = min(len(request.prompt) + request.max_new_tokens, self.target.context)
@@ -312,7 +313,9 @@ class _Run:
         self._tell("compiling the passes that are timed apart")
         return CostMeter(loops, request, batch=self.settings.batch)
 
-    def _measured(self, preparations: list[Preparation], wall: list[list[float]], meter: CostMeter | None) -> Measured:
+    def _measured(
+        self, preparations: list[Preparation], wall: list[list[BatchTime]], meter: CostMeter | None
+    ) -> Measured:
         costs = [
             meter.costs(c) if meter is not None and isinstance(c, LoopContender) else None for c in self.contenders
         ]
@@ -321,7 +324,7 @@ class _Run:
             infos=[c.info for c in self.contenders],
             preparations=preparations,
             turns=self.turns,
-            wall_seconds=wall,
+            batch_times=wall,
             costs=costs,
             skipped_turns=self.skipped,
             repeatable=self.repeatable,
@@ -337,6 +340,21 @@ class _Run:
     def _step(self) -> None:
         self.done += 1
         self._tell("")
+
+
+def filled(requests: Sequence[Request], batch: int, ids: int) -> list[Request]:
+    """The requests, and as many of them again, in turn, as make a multiple of the batch.
+
+    Args:
+        requests: at least one; their ids are below `ids`.
+        batch: rows that are to be at work.
+        ids: what the ids of each repetition are raised by, so that their draws are others.
+    """
+    count = -(-len(requests) // batch) * batch
+    return [
+        dataclasses.replace(requests[k % len(requests)], id=requests[k % len(requests)].id + k // len(requests) * ids)
+        for k in range(count)
+    ]
 
 
 def _refuse_compilations(contender: Contender, names: Sequence[str]) -> None:

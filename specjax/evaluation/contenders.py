@@ -19,6 +19,7 @@ from specjax.decoding import (
     Keys,
     Loop,
     Request,
+    Segment,
     Weights,
     check_fault,
     read_row,
@@ -129,6 +130,55 @@ class Timed:
     decode_seconds: float
 
 
+@dataclasses.dataclass(frozen=True)
+class BatchTime:
+    """What requests took that ran several rows at a time.
+
+    Attributes:
+        seconds: of all, prefills and refills included.
+        new_tokens: tokens, the prefills' first ones included.
+        batch: rows that were asked for.
+        segments: stretches of the loop between refills.
+    """
+
+    seconds: float
+    new_tokens: int
+    batch: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def decode_seconds(self) -> float:
+        """Of the loop alone."""
+        return sum(s.seconds for s in self.segments)
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Of the rest: prefills, and what the host does between."""
+        return self.seconds - self.decode_seconds
+
+    @property
+    def emitted(self) -> int:
+        """Tokens of the loop's passes."""
+        return sum(s.emitted for s in self.segments)
+
+    @property
+    def live_rows(self) -> float:
+        """Rows at work, mean over the target passes; NaN without any."""
+        passes = sum(s.passes for s in self.segments)
+        return sum(s.live * s.passes for s in self.segments) / passes if passes else math.nan
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens a second of the loop while every row is at work; NaN where it never was."""
+        full = [s for s in self.segments if s.live == self.batch]
+        return sum(s.emitted for s in full) / sum(s.seconds for s in full) if full else math.nan
+
+    def __add__(self, other: BatchTime) -> BatchTime:
+        """One after the other."""
+        segments = self.segments + other.segments
+        return BatchTime(self.seconds + other.seconds, self.new_tokens + other.new_tokens, self.batch, segments)
+
+
 class Contender(Protocol):
     """Completes requests one at a time."""
 
@@ -197,8 +247,9 @@ class LoopContender:
         check_fault(completion, f"{self.info.label}, request {request.id}")
         return Timed(completion, prefilled - start, end - prefilled)
 
-    def complete_all(self, requests: Sequence[Request], batch: int) -> tuple[list[Completion], float]:
-        """Completes all, `batch` rows at a time with slot refill; also the seconds it took."""
+    def complete_all(self, requests: Sequence[Request], batch: int) -> tuple[list[Completion], BatchTime]:
+        """Completes all, `batch` rows at a time with slot refill; also how long it took."""
+        segments: list[Segment] = []
         start = time.perf_counter()
         done = generate_all(
             self.loop,
@@ -209,8 +260,10 @@ class LoopContender:
             seed=self.seed,
             batch=batch,
             buffer=self.buffer or None,
+            watch=segments.append,
         )
-        return done, time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        return done, BatchTime(seconds, sum(len(c.tokens) for c in done), batch, tuple(segments))
 
     def trace(self, request: Request) -> list[tuple[int, bool]]:
         """The completion's tokens, each with whether the draft had it: the same program, one step at a time."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from specjax import analysis
 from specjax.evaluation.benchmark import Measured, Settings, Turn
-from specjax.evaluation.contenders import Info
+from specjax.evaluation.contenders import BatchTime, Info
 from specjax.evaluation.costs import Costs
 from specjax.evaluation.next_law import compare_texts
 from specjax.evaluation.teacher import Teacher
@@ -37,6 +37,9 @@ DEFINITIONS = {
     "prefill included in both; mean over prompts of the ratio",
     "baseline_over_this": "plain decoding's tokens per second over this row's; mean over prompts of the ratio",
     "speedup_decode": "the same without prefill",
+    "live_rows": "rows at work, mean over the target passes; prompts are repeated up to a multiple of the batch",
+    "decode_tokens_per_second": "of the loop, without prefill; mean over prompts. Above batch 1 of the stretches in "
+    "which every row was at work",
     "speedup_predicted": "from the row's own acceptance and the costs of draft and target pass timed apart, "
     "E / (draft_passes * c + t_ratio), with the measured prefill added; mean over prompts. E is from the overlap "
     "of the laws for chains that are verified token by token, from counted acceptance for trees and other rules",
@@ -116,7 +119,8 @@ def summarise(measured: Measured, settings: Settings, teacher: Teacher, bound: f
             row |= {"category": category, "baseline": measured.infos[base].label}
             row |= _equality(measured, i, base, chosen, teacher, bound)
             if settings.batch > 1:
-                row |= _wall_clock(measured, i, base) if category == "all" else {}
+                decode = row["speedup_decode_predicted"]
+                row |= _batch_times(measured, i, base, decode) if category == "all" else {}
             rows.append(_clean(row))
     return rows
 
@@ -160,8 +164,8 @@ def _baseline(measured: Measured, results: dict[tuple[int, int], PromptResult], 
     same = [j for j, b in enumerate(measured.infos) if b.is_baseline and b.temperature == temperature]
 
     def seconds(j: int) -> float:
-        if measured.wall_seconds[j]:
-            return statistics.median(measured.wall_seconds[j])
+        if measured.batch_times[j]:
+            return statistics.median(t.seconds / t.new_tokens for t in measured.batch_times[j])
         return sum(results[j, p].seconds for p in range(len(measured.prompts)))
 
     return min(same, key=seconds)
@@ -203,6 +207,7 @@ def _row(
         "tau_pooled": sum(r.emitted for r in mine) / steps if steps else math.nan,
         "alpha": alpha,
         "alpha_ci": alpha_ci,
+        "live_rows": 1.0 if settings.batch == 1 else math.nan,
         "alpha_by_position": [o / n if n else None for o, n in zip(overlap, reached, strict=True)],
         "draft_cost": costs.draft_cost if costs else math.nan,
         "t_ratio": costs.t_ratio if costs else math.nan,
@@ -294,19 +299,38 @@ def _equality(
     }
 
 
-def _wall_clock(measured: Measured, i: int, base: int) -> dict[str, Any]:
-    """Above batch 1 only all prompts together have a time; the interval is the range of the repeats' ratios."""
-    tokens = [
-        sum(len(t.completion.tokens) for p in range(len(measured.prompts)) for t in measured.turns[j, p])
-        for j in (i, base)
-    ]
-    mine, theirs = measured.wall_seconds[i], measured.wall_seconds[base]
-    ratios = [(tokens[0] / m) / (tokens[1] / t) for m, t in zip(mine, theirs, strict=True)]
+def _batch_times(measured: Measured, i: int, base: int, faster: float) -> dict[str, Any]:
+    """Above batch 1 only all prompts together have a time; intervals are the ranges of the repeats' ratios.
+
+    Args:
+        measured: see `benchmark.measure`.
+        i: the contender.
+        base: its baseline.
+        faster: predicted speedup of decoding; NaN where there is none.
+    """
+    mine, theirs = measured.batch_times[i], measured.batch_times[base]
+    whole = [(m.new_tokens / m.seconds) / (t.new_tokens / t.seconds) for m, t in zip(mine, theirs, strict=True)]
+    decode = _known([m.decode_rate / t.decode_rate for m, t in zip(mine, theirs, strict=True)])
+    predicted = [_with_prefill(m, t, faster) for m, t in zip(mine, theirs, strict=True)]
     return {
-        "tokens_per_second": tokens[0] / statistics.median(mine),
-        "speedup": statistics.median(ratios),
-        "speedup_ci": [min(ratios), max(ratios)],
+        "live_rows": _mean([m.live_rows for m in mine]),
+        "tokens_per_second": statistics.median(m.new_tokens / m.seconds for m in mine),
+        "decode_tokens_per_second": _mean([m.decode_rate for m in mine]),
+        "prefill_seconds": _mean([m.prefill_seconds for m in mine]),
+        "speedup": statistics.median(whole),
+        "speedup_ci": [min(whole), max(whole)],
+        "speedup_decode": statistics.median(decode) if decode else math.nan,
+        "speedup_decode_ci": [min(decode), max(decode)] if decode else None,
+        "speedup_predicted": _mean(predicted),
     }
+
+
+def _with_prefill(mine: BatchTime, base: BatchTime, faster: float) -> float:
+    """Predicted speedup with the measured prefills of both, those of refilled rows included."""
+    if not (mine.emitted and base.emitted):
+        return math.nan
+    seconds = mine.prefill_seconds + base.decode_seconds * (mine.emitted / base.emitted) / faster
+    return (mine.new_tokens / seconds) / (base.new_tokens / base.seconds)
 
 
 def _known(values: Sequence[float]) -> list[float]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax.decoding import Completion, Request
-from specjax.evaluation.benchmark import Settings, measure
+from specjax.evaluation.benchmark import Settings, filled, measure
 from specjax.evaluation.contenders import Info, LoopContender, Preparation, Timed
 from specjax.evaluation.conversations import Conversation, buffer_for, encode, fitting
 from specjax.evaluation.prompts import Prompt
@@ -124,12 +124,24 @@ def test_compiling_while_timed_is_an_error(trio: list[LoopContender], target: Ta
 def test_batches_are_timed_as_a_whole(trio: list[LoopContender], target: Target) -> None:
     alone = measure(trio[:2], PROMPTS, target, SETTINGS)
     found = measure(trio[:2], PROMPTS, target, Settings(max_new_tokens=12, repeats=2, batch=2))
-    assert [len(w) for w in found.wall_seconds] == [2, 2] and min(map(min, found.wall_seconds)) > 0
+    assert [len(w) for w in found.batch_times] == [2, 2]
+    assert all(t.seconds > t.decode_seconds > 0 for w in found.batch_times for t in w)
+    # The second turn is asked by one conversation alone: its request is repeated.
+    assert all(t.segments[0].live == 2 and t.new_tokens == 4 * 12 for w in found.batch_times for t in w)
     for key, turns in alone.turns.items():
         assert [t.completion.tokens for t in found.turns[key]] == [t.completion.tokens for t in turns]
         assert all(not t.decode_seconds for t in found.turns[key])
     with pytest.raises(ValueError, match="wordy can only be measured at batch 1"):
         measure([trio[0], scripted([], "wordy")], PROMPTS, target, Settings(max_new_tokens=4, batch=2))
+
+
+@pytest.mark.parametrize(("count", "batch", "expected"), [(8, 64, 64), (3, 2, 4), (4, 2, 4)])
+def test_as_many_rows_are_at_work_as_the_batch_says(count: int, batch: int, expected: int) -> None:
+    asked = [Request((5 + k,), 4, temperature=1.0, id=k) for k in range(count)]
+    made = filled(asked, batch, count)
+    assert len(made) == expected and made[:count] == asked
+    assert len({request.id for request in made}) == expected, "what is repeated draws anew"
+    assert {request.prompt for request in made[count:]} <= {request.prompt for request in asked}
 
 
 def test_the_buffer_holds_the_longest_conversation(target: Target) -> None:

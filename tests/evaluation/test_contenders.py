@@ -88,6 +88,12 @@ def test_topology_and_passes(trio: list[LoopContender]) -> None:
 def test_batches_give_the_same_tokens(trio: list[LoopContender]) -> None:
     requests = [Request((5, 9, 5, 9, 7), 20, id=0), Request((40, 41), 8, id=1), Request((8,) * 9, 14, id=2)]
     alone = [trio[1].complete_all([r], 1)[0][0].tokens for r in requests]
-    together, seconds = trio[1].complete_all(requests, 2)
+    together, took = trio[1].complete_all(requests, 2)
     assert [c.tokens for c in together] == alone
-    assert seconds > 0
+    assert took.seconds > took.decode_seconds > 0 and took.prefill_seconds > 0
+    assert took.new_tokens == sum(map(len, alone)) and took.emitted == took.new_tokens - 3
+    # Rows at work, summed over the passes, are the rows' own passes.
+    assert sum(s.live * s.passes for s in took.segments) == sum(c.steps for c in together)
+    assert 1 <= took.live_rows <= 2 and took.segments[0].live == 2
+    full = [s for s in took.segments if s.live == 2]
+    assert took.decode_rate == pytest.approx(sum(s.emitted for s in full) / sum(s.seconds for s in full))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specjax.decoding import Completion
+from specjax.decoding import Completion, Segment
 from specjax.evaluation.benchmark import Measured, Settings, Turn
-from specjax.evaluation.contenders import Info, Preparation
+from specjax.evaluation.contenders import BatchTime, Info, Preparation
 from specjax.evaluation.costs import Costs
 from specjax.evaluation.prompts import Prompt
 from specjax.evaluation.results import best_rows, select
@@ -59,6 +59,11 @@ def plain(tokens: list[int], prefill: list, decode: list) -> Turn:
     return turn(tokens, prefill, decode, [len(tokens) - 1], [], [])
 
 
+def batch_time(seconds: float, full: float, rest: float) -> BatchTime:
+    """29 tokens of two requests in batches of 2: 20 in `full` seconds, then 7 in `rest`."""
+    return BatchTime(seconds, 29, 2, (Segment(full, 10, 2, 20), Segment(rest, 7, 1, 7)))
+
+
 def varied(count: int) -> list[int]:
     return list(range(10, 10 + count))
 
@@ -85,7 +90,7 @@ def measured() -> Measured:
             (2, 0): [turn(first, [0.1], [0.35], [1, 0, 1, 1], [3, 2, 2], [2.0, 2.0, 1.0])],
             (2, 1): [turn(looping, [0.1], [0.4], [0, 0, 1, 4], [5, 5, 5], [5.0, 5.0, 4.0])],
         },
-        wall_seconds=[[], [], []],
+        batch_times=[[], [], []],
         costs=[Costs(1.0, 1.0, 0.0, 0), Costs(1.0, 1.0, 0.0, 0), Costs(1.0, 1.2, 0.3, 3)],
         skipped_turns=[0, 0, 0],
         repeatable=[True, True, True],
@@ -239,11 +244,23 @@ def test_above_batch_1_only_all_prompts_have_a_time(measured: Measured) -> None:
     for turns in measured.turns.values():
         for t in turns:
             t.prefill_seconds, t.decode_seconds = [], []
-    measured.wall_seconds = [[2.0, 4.0], [5.0, 5.0], [1.0, 1.0]]
+    # By contender and repeat: seconds in all and in the loop; while both rows are at work, and with one left.
+    measured.batch_times = [
+        [batch_time(2.0, 1.2, 0.3), batch_time(4.0, 2.4, 0.6)],
+        [batch_time(5.0, 4.0, 0.5), batch_time(5.0, 4.0, 0.5)],
+        [batch_time(1.0, 0.4, 0.1), batch_time(1.0, 0.6, 0.1)],
+    ]
     rows = summarise(measured, Settings(max_new_tokens=32, batch=2), Teacher(), 1e-3)  # type: ignore[arg-type]
     (row,) = select(rows, label="draft", category="all")
     assert row["speedup"] == pytest.approx(3.0) and row["speedup_ci"] == [2.0, 4.0]
     assert row["tokens_per_second"] == pytest.approx(29.0) and row["baseline"] == "plain"
+    assert row["decode_tokens_per_second"] == pytest.approx((20 / 0.4 + 20 / 0.6) / 2)
+    assert row["speedup_decode"] == pytest.approx((3.0 + 4.0) / 2) and row["speedup_decode_ci"] == [3.0, 4.0]
+    assert row["live_rows"] == pytest.approx((2 * 10 + 1 * 7) / 17)
+    # Prefills as measured, the loop as fast as acceptance and costs say.
+    decode = row["speedup_decode_predicted"]
+    expected = [2.0 / (0.5 + 1.5 / decode), 4.0 / (0.3 + 3.0 / decode)]
+    assert row["speedup_predicted"] == pytest.approx(sum(expected) / 2)
     (writing,) = select(rows, label="draft", category="writing")
     assert writing["speedup"] is None and writing["tau"] == pytest.approx(8 / 3)
 
@@ -264,7 +281,7 @@ def test_the_best_row_of_each_method(measured: Measured) -> None:
     measured.infos.append(dataclasses.replace(measured.infos[2], label="longer", num_nodes=3))
     measured.preparations.append(measured.preparations[2])
     measured.costs.append(measured.costs[2])
-    measured.wall_seconds.append([])
+    measured.batch_times.append([])
     measured.skipped_turns.append(0)
     measured.repeatable.append(True)
     for p in (0, 1):

@@ -46,12 +46,12 @@ def test_a_wrong_token_is_found_stored_and_an_error(
     honest = LoopContender.complete_all
 
     def planted(self, requests, batch):
-        done, seconds = honest(self, requests, batch)
+        done, took = honest(self, requests, batch)
         if self.info.label == "draft":
             tokens = list(done[1].tokens)
             tokens[3] = (tokens[3] + 1) % 250
             done[1] = dataclasses.replace(done[1], tokens=tuple(tokens))
-        return done, seconds
+        return done, took
 
     monkeypatch.setattr(LoopContender, "complete_all", planted)
     monkeypatch.delenv("SPECJAX_DATA", raising=False)
