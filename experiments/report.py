@@ -1,7 +1,8 @@
 """Reports on finished runs: python -m experiments.report runs/*
 
 Merges the results.json of benchmark runs into one page that needs no server (--out, report.html by default), and prints
-them. With --table it prints that table instead, as --format says:
+them. Directories without one (of training runs, for instance) are named and left out. With --table it prints that table
+instead, as --format says:
 
     python -m experiments.report runs/a runs/b --table=methods_by_dataset --format=latex
 
@@ -42,8 +43,8 @@ def main(arguments: Sequence[str]) -> None:
     """Reads the runs, then prints or writes what is asked for.
 
     Raises:
-        FileNotFoundError: no run was named, or one holds no results.json.
-        ValueError: an unknown option, or a file that is no benchmark's results of this version.
+        FileNotFoundError: no run was named, or none holds a results.json.
+        ValueError: an unknown option, or no file is a benchmark's results of this version.
     """
     options = _parser().parse_args(arguments)
     runs = read_runs(options.runs)
@@ -64,17 +65,27 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def read_runs(paths: Sequence[str]) -> list[Run]:
-    """The runs at these directories or results files, with names that differ.
+    """The runs at these directories or results files, with names that differ; says on stderr which are none.
 
     Raises:
-        FileNotFoundError: there are none, or one holds no results.json.
-        ValueError: a file is no benchmark's results of this version.
+        FileNotFoundError: none was named, or the first of them holds no results.json and no other does.
+        ValueError: one is named twice, or likewise none is a benchmark's results of this version.
     """
     if not paths:
         raise FileNotFoundError("no runs were named; expected run directories of experiments.benchmark, such as runs/*")
     files = [path / "results.json" if path.is_dir() else path for path in map(epath.Path, paths)]
     names = _names([file.parent for file in files])
-    return [grid.run_of(name, read_results(file)) for name, file in zip(names, files, strict=True)]
+    runs, wrong = [], []
+    for name, file in zip(names, files, strict=True):
+        try:
+            runs.append(grid.run_of(name, read_results(file)))
+        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+            wrong.append(error)
+    if not runs:
+        raise wrong[0]
+    for error in wrong:
+        print(f"left out: {_main.one_line(error)}", file=sys.stderr)
+    return runs
 
 
 def show_table(made: Grid, style: str, out: str | None) -> None:

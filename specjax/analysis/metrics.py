@@ -211,7 +211,11 @@ def mbsu(tau: float, size_ratio: float, draft_passes: float) -> float:
 
 
 def speedup_mean_of_ratios(method_tps_p: ArrayLike, baseline_tps_p: ArrayLike) -> float:
-    """Mean over prompts of tokens/s over the same prompt's baseline tokens/s: each prompt weighs the same."""
+    """Mean over prompts of tokens/s over the same prompt's baseline tokens/s: each prompt weighs the same.
+
+    The arithmetic mean of normalised rates. It depends on which side is the baseline (Fleming and Wallace 1986, "How
+    not to lie with statistics"): its inverse is not the baseline's speedup over the method, `speedup_geometric`'s is.
+    """
     method_p, baseline_p = _rates(method_tps_p, baseline_tps_p)
     return float((method_p / baseline_p).mean())
 
@@ -223,7 +227,10 @@ def speedup_spec_bench(method_tps_p: ArrayLike, baseline_tps_p: ArrayLike) -> fl
 
 
 def speedup_geometric(method_tps_p: ArrayLike, baseline_tps_p: ArrayLike) -> float:
-    """Geometric mean over prompts of the tokens/s ratio: swapping method and baseline gives the inverse."""
+    """Geometric mean over prompts of the tokens/s ratio: swapping method and baseline gives the inverse.
+
+    The mean of normalised numbers that does not depend on the baseline (Fleming and Wallace 1986).
+    """
     method_p, baseline_p = _rates(method_tps_p, baseline_tps_p)
     return float(np.exp(np.log(method_p / baseline_p).mean()))
 
@@ -234,7 +241,10 @@ def speedup_pooled(
     baseline_tokens_p: ArrayLike,
     baseline_seconds_p: ArrayLike,
 ) -> float:
-    """All tokens over all seconds, method over baseline: long prompts weigh more."""
+    """All tokens over all seconds, method over baseline: long prompts weigh more.
+
+    The ratio of throughputs as serving benchmarks give them (vLLM's `benchmarks/throughput`: tokens over elapsed time).
+    """
     tokens, seconds = _rates(method_tokens_p, method_seconds_p)
     base_tokens, base_seconds = _rates(baseline_tokens_p, baseline_seconds_p)
     return float((tokens.sum() / seconds.sum()) / (base_tokens.sum() / base_seconds.sum()))
@@ -263,7 +273,7 @@ def entropy(p_nv: ArrayLike) -> Array:
 
 
 def mean_target_entropy(p_nv: ArrayLike) -> float:
-    """Mean entropy in nats of the target's laws at the emitted positions."""
+    """Mean entropy in nats of the target's laws at the emitted positions (Shannon 1948, section 6)."""
     values = entropy(p_nv)
     if not values.size:
         raise ValueError("mean entropy of no positions: at least one target law is needed.")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from specjax.evaluation.results import select
+from specjax.evaluation.results import lossy, select
 from specjax.evaluation.tables import number
 
 # Rows over several categories; the rest are data sets.
@@ -26,7 +26,7 @@ IDENTITY = ("method", "rule", "num_nodes", "topology", "top_k", "top_p", "draft_
 LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Run:
     """One results file.
 
@@ -46,15 +46,19 @@ class Run:
         return str(self.meta["config"]["target"]["source"])
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Line:
-    """One contender: by column, and by `speedup` or `tau` within it, a number or None."""
+    """One contender: by column, and by `speedup` or `tau` within it, a number or None.
+
+    A lossy one says so in its label, and is the best of nothing.
+    """
 
     label: str
     cells: Mapping[str, Mapping[str, float | None]]
+    lossy: bool = False
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Block:
     """Contenders that may be compared: one target, temperature and batch size."""
 
@@ -69,7 +73,7 @@ class Block:
         return f"{self.target}, T = {self.temperature:g}, batch {self.batch}"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Grid:
     """Blocks over the same columns.
 
@@ -84,20 +88,23 @@ class Grid:
     caption: str
 
 
-@dataclass
+@dataclasses.dataclass
 class _Contender:
-    """One label of one run, by category."""
+    """One label of one run, by category; above batch 1, where no category has a time, also over all prompts."""
 
     run: str
     identity: tuple[Any, ...]
-    cells: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    lossy: bool
+    whole: float | None
+    cells: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
 
 
 def methods_by_dataset(runs: Sequence[Run]) -> Grid:
     """One line a contender, one column a category, and the mean over the columns, each weighing the same.
 
     A contender of the same label and settings in several runs is one line where they measured different categories, and
-    one line a run, named by it, where they measured the same. The mean is left out where a column is missing.
+    one line a run, named by it, where they measured the same. The mean is left out where a column is missing. Above
+    batch 1 only all prompts together have a time: the speedup in the place of the mean is theirs.
 
     Raises:
         ValueError: no run has a row of a category.
@@ -105,6 +112,8 @@ def methods_by_dataset(runs: Sequence[Run]) -> Grid:
     blocks: dict[tuple[str, float, int], dict[str, list[_Contender]]] = {}
     columns: dict[str, None] = {}
     for run in runs:
+        batched = [row for row in select(run.rows, category="all") if row["batch"] > 1]
+        whole = {(row["label"], row["temperature"], row["batch"]): row["speedup"] for row in batched}
         for row in run.rows:
             if row["category"] in SUMMARIES:
                 continue
@@ -112,7 +121,9 @@ def methods_by_dataset(runs: Sequence[Run]) -> Grid:
             block = blocks.setdefault((run.target, row["temperature"], row["batch"]), {})
             found = block.setdefault(row["label"], [])
             if not found or found[-1].run != run.name:
-                found.append(_Contender(run.name, (*(row.get(name) for name in IDENTITY), *_settings(run))))
+                identity = (*(row.get(name) for name in IDENTITY), *_settings(run))
+                together = whole.get((row["label"], row["temperature"], row["batch"]))
+                found.append(_Contender(run.name, identity, lossy(row), together))
             found[-1].cells[row["category"]] = {value: row[value] for value in VALUES}
     if not columns:
         raise ValueError(f"the runs {', '.join(run.name for run in runs) or '(none)'} hold no rows of any category")
@@ -127,13 +138,15 @@ def caption(runs: Sequence[Run]) -> str:
     """What is in a cell, with the definitions that the results carry."""
     definitions: Mapping[str, str] = runs[0].meta.get("definitions", {}) if runs else {}
     said = " ".join(f"{name}: {definitions[name]}." for name in VALUES if name in definitions)
-    return f"Speedup / tau by data set; the mean weighs each data set the same; best in bold. {said}".strip()
+    what = "Speedup / tau by data set; the mean weighs each data set the same, above batch 1 its speedup is of all "
+    return f"{what}prompts together; the best lossless in bold. {said}".strip()
 
 
-def best(block: Block, column: str, value: str) -> float | None:
-    """The highest value of a column, as it is printed."""
-    found = [cell for line in block.lines if (cell := line.cells[column][value]) is not None]
-    return round(max(found), 2) if found else None
+def is_best(block: Block, line: Line, column: str, value: str) -> bool:
+    """Whether no lossless line has a higher value in the column, as printed; never of a lossy line."""
+    found = [cell for one in block.lines if not one.lossy and (cell := one.cells[column][value]) is not None]
+    mine = line.cells[column][value]
+    return mine is not None and not line.lossy and round(mine, 2) == round(max(found), 2)
 
 
 def as_table(grid: Grid) -> Table:
@@ -205,9 +218,10 @@ def _merged(found: Sequence[_Contender]) -> list[_Contender]:
         for other in merged:
             if other.identity == one.identity and not other.cells.keys() & one.cells.keys():
                 other.cells |= one.cells
+                other.whole = None
                 break
         else:
-            merged.append(_Contender(one.run, one.identity, dict(one.cells)))
+            merged.append(dataclasses.replace(one, cells=dict(one.cells)))
     return merged
 
 
@@ -217,7 +231,10 @@ def _lines(label: str, found: Sequence[_Contender], columns: Mapping[str, None])
     for one in found:
         cells = {column: one.cells.get(column, none) for column in columns}
         cells[MEAN] = {value: _mean([cell[value] for cell in cells.values()]) for value in VALUES}
-        lines.append(Line(f"{label} ({one.run})" if len(found) > 1 else label, cells))
+        if one.whole is not None:
+            cells[MEAN]["speedup"] = one.whole
+        notes = [*(["lossy"] if one.lossy else []), *([one.run] if len(found) > 1 else [])]
+        lines.append(Line(" ".join([label, *(f"({note})" for note in notes)]), cells, one.lossy))
     return lines
 
 
@@ -234,7 +251,7 @@ def _cells(grid: Grid, block: Block, line: Line, bold: Callable[[str], str], mis
         for name in VALUES:
             value = line.cells[column][name]
             text = missing if value is None else number(value)
-            pair.append(bold(text) if value is not None and round(value, 2) == best(block, column, name) else text)
+            pair.append(bold(text) if is_best(block, line, column, name) else text)
         texts.append(" / ".join(pair) if pair != [missing, missing] else missing)
     return texts
 

@@ -54,12 +54,12 @@ class Cell:
     Attributes:
         text: what is shown.
         value: what is sorted by; None where there is nothing, which comes last.
-        strong: set in bold.
+        strong: which of the texts, that stand with a slash between them, are set in bold; none where it is empty.
     """
 
-    text: str
+    text: str | tuple[str, ...]
     value: float | str | None
-    strong: bool = False
+    strong: tuple[bool, ...] = ()
 
 
 def cell(value: Any, text: str | None = None) -> Cell:
@@ -123,7 +123,9 @@ def plain(value: Any) -> str:
 
 
 def _text(one: Cell) -> str:
-    return f"<b>{escape(one.text)}</b>" if one.strong else escape(one.text)
+    texts = (one.text,) if isinstance(one.text, str) else one.text
+    strong = one.strong or (False,) * len(texts)
+    return " / ".join(f"<b>{escape(t)}</b>" if bold else escape(t) for t, bold in zip(texts, strong, strict=True))
 
 
 def _key(value: float | str | None) -> str:

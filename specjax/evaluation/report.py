@@ -11,7 +11,7 @@ import numpy as np
 from specjax.evaluation import figures, grid, markup, tables
 from specjax.evaluation.figures import Point
 from specjax.evaluation.markup import Cell, cell, escape, section
-from specjax.evaluation.results import best_rows, select
+from specjax.evaluation.results import apart, best_rows, select
 
 Row = Mapping[str, Any]
 PROVENANCE = ("created", "commit", "machine", "versions", "precision", "config")
@@ -51,6 +51,7 @@ def page(
         texts: of the run's tokens.json, for acceptance by prompt.
         coloured: texts to show with their drafted tokens marked.
     """
+    rows = apart(rows)
     whole = select(rows, category="all")
     points = prompt_points(texts)
     return markup.document(
@@ -88,7 +89,7 @@ def merged_page(runs: Sequence[grid.Run], *, title: str) -> str:
     """
     if not runs:
         raise ValueError("there are no runs to report; expected at least one")
-    rows = _named(runs)
+    rows = apart(_named(runs))
     whole = select(rows, category="all")
     categories = any(row["category"] not in grid.SUMMARIES for row in rows)
     definitions = {name: said for run in runs for name, said in run.meta.get("definitions", {}).items()}
@@ -149,7 +150,7 @@ def _headline(chosen: Sequence[Row], rows: Sequence[Row], *, run: bool = False) 
     head += ["decode only", "predicted", "bigrams", "entropy", "draft MB"]
     body = []
     for row in chosen:
-        cells = [cell(row["label"]), *([cell(row["target"])] if run else []), cell(row["rule"])]
+        cells = [cell(tables.named(row)), *([cell(row["target"])] if run else []), cell(row["rule"])]
         cells.append(cell(row["temperature"], f"{row['temperature']:g}"))
         cells += [cell(row["batch"]), cell(row["prompts"])] if run else []
         cells += [
@@ -233,14 +234,13 @@ def _by_prompt(points: Sequence[Point]) -> str:
 def _block(made: grid.Grid) -> str:
     parts = []
     for block in made.blocks:
-        best = {column: grid.best(block, column, "speedup") for column in made.columns}
         body = []
         for line in block.lines:
             cells = [cell(line.label)]
             for column in made.columns:
                 speedup, tau = (line.cells[column][value] for value in grid.VALUES)
-                strong = speedup is not None and round(speedup, 2) == best[column]
-                cells.append(Cell(f"{tables.number(speedup)} / {tables.number(tau)}", speedup, strong))
+                strong = tuple(grid.is_best(block, line, column, value) for value in grid.VALUES)
+                cells.append(Cell((tables.number(speedup), tables.number(tau)), speedup, strong))
             body.append(cells)
         head = ["row", *(column.replace("_", " ") for column in made.columns)]
         parts.append(f"<h3>{escape(block.title)}</h3>{markup.table(head, body)}")

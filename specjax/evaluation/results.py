@@ -20,6 +20,7 @@ from etils import epath
 
 from specjax.evaluation.benchmark import Measured
 from specjax.evaluation.teacher import Teacher
+from specjax.verification.registry import LOSSY
 
 SCHEMA = "specjax.benchmark/1"
 PACKAGES = ("specjax", "jax", "jaxlib", "flax", "numpy", "ml_dtypes", "transformers", "torch")
@@ -184,12 +185,24 @@ def select(rows: Sequence[Mapping[str, Any]], **fields: Any) -> list[dict[str, A
     return [dict(row) for row in rows if all(row.get(name) == value for name, value in fields.items())]
 
 
+def lossy(row: Mapping[str, Any]) -> bool:
+    """Whether a row's rule changes the output law: it is no rival of those that keep it."""
+    return row["rule"].endswith(LOSSY)
+
+
+def apart(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, their labels with the batch size where there are several."""
+    if len({row["batch"] for row in rows}) < 2:
+        return [dict(row) for row in rows]
+    return [{**row, **{k: f"{row[k]}, batch {row['batch']}" for k in ("label", "baseline")}} for row in rows]
+
+
 def best_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The fastest row over all prompts of each drafting method at each temperature, fastest first."""
-    best: dict[tuple[str, float], Mapping[str, Any]] = {}
+    """The fastest lossless row over all prompts of each drafting method, temperature and batch size, fastest first."""
+    best: dict[tuple[str, float, int], Mapping[str, Any]] = {}
     for row in select(rows, category="all"):
-        key = row["method"], row["temperature"]
-        if row["num_nodes"] and row["speedup"] is not None:
+        key = row["method"], row["temperature"], row["batch"]
+        if row["num_nodes"] and row["speedup"] is not None and not lossy(row):
             if key not in best or row["speedup"] > best[key]["speedup"]:
                 best[key] = row
     return sorted((dict(row) for row in best.values()), key=lambda row: -row["speedup"])

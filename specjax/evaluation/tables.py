@@ -8,23 +8,26 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from specjax.evaluation.results import best_rows, select
+from specjax.evaluation.results import apart, best_rows, lossy, select
+from specjax.verification.registry import LOSSY
 
 Row = Mapping[str, Any]
 
 
 def headline_table(rows: Sequence[Row]) -> Table:
     """One line a contender, over all prompts."""
+    rows = apart(rows)
     chosen = select(rows, category="all")
     best = {(row["label"]) for row in best_rows(rows)[:1]}
-    title = f"all {chosen[0]['prompts']} prompts, batch {chosen[0]['batch']}" if chosen else "no rows"
+    batches = ", ".join(str(batch) for batch in dict.fromkeys(row["batch"] for row in chosen))
+    title = f"all {chosen[0]['prompts']} prompts, batch {batches}" if chosen else "no rows"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("row", overflow="fold", min_width=14)
     for name in ("tau", "alpha", "c", "t ratio", "tok/s", "speedup", "predicted", "equal"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in chosen:
         table.add_row(
-            row["label"],
+            named(row),
             number(row["tau"]),
             number(row["alpha"]),
             number(row["draft_cost"], 3),
@@ -40,6 +43,7 @@ def headline_table(rows: Sequence[Row]) -> Table:
 
 def category_table(rows: Sequence[Row], value: str = "speedup") -> Table:
     """One line a contender, one column a category."""
+    rows = apart(rows)
     categories = [c for c in dict.fromkeys(row["category"] for row in rows) if c != "all"]
     table = Table(title=f"{value} by category", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("row", overflow="fold", min_width=14)
@@ -49,6 +53,11 @@ def category_table(rows: Sequence[Row], value: str = "speedup") -> Table:
         cells = [next(iter(select(rows, label=label, category=c)), {}).get(value) for c in categories]
         table.add_row(label, *(number(cell) for cell in cells))
     return table
+
+
+def named(row: Row) -> str:
+    """A row's label; a lossy one says so."""
+    return f"{row['label']} (lossy)" if lossy(row) else row["label"]
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -74,11 +83,14 @@ def equality(row: Row) -> str:
 
 def findings(rows: Sequence[Row]) -> list[str]:
     """The result in sentences: the best draft length of each method, what held it back, what loops do to it."""
-    lines, best = [], best_rows(rows)
+    rows = apart(rows)
+    lines, best, several = [], best_rows(rows), len({row["batch"] for row in rows}) > 1
     if best and best[0]["speedup"] < 1:
         lines.append("no drafter was faster than plain decoding here")
     for row in best:
-        line = f"{row['method']} at temperature {row['temperature']:g}: best with {row['num_nodes']} draft tokens, "
+        line = f"{row['method']} at temperature {row['temperature']:g}"
+        line += f", batch {row['batch']}" if several else ""
+        line += f": best with {row['num_nodes']} draft tokens, "
         line += f"{with_interval(row['speedup'], row['speedup_ci'])}x"
         if row["speedup_predicted"]:
             line += f" (predicted {row['speedup_predicted']:.2f}x)"
@@ -95,6 +107,12 @@ def findings(rows: Sequence[Row]) -> list[str]:
         if row["method"].startswith("transformers"):
             ratio = with_interval(row["baseline_over_this"], row["baseline_over_this_ci"])
             lines.append(f"{row['baseline']} runs at {ratio}x the tokens/s of {row['label']}")
+    lines += [
+        f"{row['label']} is lossy ({row['rule'].removesuffix(LOSSY)}): its "
+        f"{with_interval(row['speedup'], row['speedup_ci'])}x are of text under another law than the target's"
+        for row in select(rows, category="all")
+        if lossy(row)
+    ]
     wrong = [row["label"] for row in select(rows, category="all") if row["matches_baseline"] is False]
     if wrong:
         lines.append(f"NOT EQUAL to plain greedy decoding: {', '.join(wrong)}")

@@ -33,6 +33,9 @@ RULES: dict[str, Callable[..., Rule]] = {
 }
 
 
+LOSSY = " (lossy)"  # ends the name of such a rule in results
+
+
 def is_lossy(rule: Rule) -> bool:
     """Whether a rule changes the output law on every kind of draft."""
     return not rule.exact_for
@@ -40,4 +43,4 @@ def is_lossy(rule: Rule) -> bool:
 
 def label(name: str, rule: Rule) -> str:
     """A rule's name as results give it: a lossy one says so."""
-    return f"{name} (lossy)" if is_lossy(rule) else name
+    return f"{name}{LOSSY}" if is_lossy(rule) else name

@@ -117,6 +117,19 @@ def test_above_batch_1_a_category_has_tau_alone() -> None:
     assert "| draft | – / **2.50** | – / **2.50** |" in text
 
 
+def test_above_batch_1_the_mean_is_that_of_all_prompts_together() -> None:
+    rows = [row("draft", batch=4, speedup=1.75), row("draft", category="code", batch=4, speedup=None, tau=2.5)]
+    text = grid.as_markdown(grid.methods_by_dataset([Run("a", meta(), rows)]))
+    assert "| draft | – / **2.50** | **1.75** / **2.50** |" in text
+
+
+def test_a_lossy_row_is_marked_and_the_best_of_nothing() -> None:
+    fast = [r | {"rule": "typical (lossy)"} for r in contender("typical", code=9.0, maths=9.0)]
+    text = grid.as_markdown(grid.methods_by_dataset([Run("a", meta(), [*A.rows, *fast])]))
+    assert "| typical (lossy) | 9.00 / 10.00 | 9.00 / 10.00 | 9.00 / 10.00 |" in text
+    assert r"| draft\_4 | **2.00** / **3.00** |" in text
+
+
 def test_runs_without_categories() -> None:
     with pytest.raises(ValueError, match="the runs a hold no rows of any category"):
         grid.methods_by_dataset([Run("a", meta(), [row("draft")])])

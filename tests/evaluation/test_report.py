@@ -12,6 +12,7 @@ from specjax.evaluation import tables
 from specjax.evaluation.figures import acceptance_plot, entropy_plot, plot, prediction_plot
 from specjax.evaluation.grid import Run
 from specjax.evaluation.report import ColouredText, merged_page, page, prompt_points
+from specjax.evaluation.results import best_rows
 
 NASTY = '<script>alert("x")</script><img src=x onerror=alert(1)>&'
 
@@ -210,6 +211,33 @@ def test_categories_stand_side_by_side() -> None:
 )
 def test_equality_in_a_word(changes: dict, says: str) -> None:
     assert tables.equality(row("draft", **changes)) == says
+
+
+def test_a_page_has_the_best_tau_in_bold_too() -> None:
+    rows = [row("a", category="code", speedup=2.0, tau=2.5), row("b", category="code", speedup=1.0, tau=3.5)]
+    text = merged_page([Run("x", META, rows)], title="t")
+    assert "<b>2.00</b> / 2.50<" in text and "1.00 / <b>3.50</b><" in text
+
+
+def test_a_lossy_row_is_no_best_row() -> None:
+    rows = [PLAIN, row("draft"), row("typical", speedup=9.0, rule="typical (lossy)")]
+    assert [r["label"] for r in best_rows(rows)] == ["draft"]
+    lines = tables.findings(rows)
+    assert lines[0].startswith("draft_model at temperature 0: best with 4 draft tokens, 1.80")
+    assert any(line.startswith("typical is lossy (typical): its 9.00 [1.60, 2.00]x") for line in lines)
+    assert "typical (lossy)" in printed(tables.headline_table(rows))
+
+
+def test_batch_sizes_are_told_apart() -> None:
+    rows = [*ROWS, *(r | {"batch": 4, "speedup": 1.2} for r in ROWS if r["label"] != "slow")]
+    assert [(r["batch"], r["speedup"]) for r in best_rows(rows)] == [(1, 1.8), (4, 1.2)]
+    first, second, *_ = tables.findings(rows)
+    assert "temperature 0, batch 1: best with" in first and "1.50x without the 2 of 8" in first
+    assert "temperature 0, batch 4: best with" in second and "1.20x without the 2 of 8" in second
+    lines = printed(tables.headline_table(rows)).splitlines()
+    assert "batch 1, 4" in lines[0] and any("draft, batch 4" in line for line in lines)
+    text = page(META, rows, title="t", definitions={})
+    assert "draft, batch 1" in text and "draft, batch 4" in text
 
 
 def test_findings_name_the_best_length_loops_and_faults() -> None:

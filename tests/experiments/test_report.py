@@ -47,6 +47,17 @@ def test_a_table_alone_is_printed_or_written(runs, tmp_path: Path, capsys) -> No
     assert "tiny, T = 0, batch 1" in capsys.readouterr().out
 
 
+def test_what_is_no_benchmark_s_run_is_named_and_left_out(runs, tmp_path: Path, capsys) -> None:
+    other = save(tmp_path / "other", ROWS, schema="specjax.benchmark/0")
+    (tmp_path / "trained").mkdir()
+    found = report.read_runs([f"{tmp_path}/trained", *runs, other])
+    assert [run.name for run in found] == ["one/run", "two/run"]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and "trained" in said[0] and "has schema 'specjax.benchmark/0'" in said[1]
+    with pytest.raises(FileNotFoundError, match="no results at .*trained"):
+        report.read_runs([f"{tmp_path}/trained", other])
+
+
 def test_one_line_for_what_is_wrong(runs, tmp_path: Path) -> None:
     folder = tmp_path / "outcomes"
     folder.mkdir()
