@@ -10,6 +10,8 @@ Arguments, separated by commas:
     small   2 prompts a category, 32 new tokens, greedy
 """
 
+from typing import Any
+
 from ml_collections import config_dict
 
 from configs import zoo
@@ -29,11 +31,18 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.prompts_per_category = 2 if small else 10 if quick else 0
     config.max_new_tokens = 32 if small else 64 if quick else 128
     config.temperatures = (0.0,) if small else (0.0, 1.0)
+    lengths = 3 if small else (2, 3, 4)  # of chains of a draft model and of EAGLE's heads
     config.rows = {
-        **config.rows.to_dict(),
+        **{label: with_lengths(row, lengths) for label, row in config.rows.to_dict().items()},
         "prompt_lookup": {"name": "prompt_lookup", "num_nodes": 3, "max_ngram": 3, "min_ngram": 1},
         "suffix": {"name": "suffix", "num_nodes": 6},
         "recycling": {"name": "recycling", "num_nodes": 12},
         "lookahead": {"name": "lookahead", "window": 3, "ngram": 3, "guesses": 3},
     }
     return config
+
+
+def with_lengths(row: dict[str, Any], lengths: int | tuple[int, ...]) -> dict[str, Any]:
+    """A row with other draft lengths, where it is a chain of any length."""
+    chain = row["name"] in ("draft_model", "eagle", "eagle3") and not row.get("levels")
+    return {**row, "num_nodes": lengths} if chain else row

@@ -6,17 +6,22 @@ instead, as --format says:
 
     python -m experiments.report runs/a runs/b --table=methods_by_dataset --format=latex
 
-    --table   methods_by_dataset: speedup / tau of every row on every category, the mean, the best in bold
+    --table   methods_by_dataset: speedup / tau of every row on every category, the mean, the best in bold;
+              intervals_by_dataset: the same with the speedups' intervals
     --format  terminal, latex (booktabs), markdown or csv
+    --convention  prints drafting rows as vllm, eagle, deepspec or spec_bench count them, in place of the page
+    --certificates  certificates.json of experiments.exactness: verdicts stand beside rows of their drafter and rule
     --out     where the page, or the table, is written; a table is printed when it is left out
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import sys
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from etils import epath
 from rich.console import Console
@@ -26,8 +31,12 @@ from specjax.evaluation import grid, tables
 from specjax.evaluation.grid import Grid, Run
 from specjax.evaluation.report import merged_page
 from specjax.evaluation.results import read_results
+from specjax.verification.registry import LOSSY
 
-TABLES: dict[str, Callable[[Sequence[Run]], Grid]] = {"methods_by_dataset": grid.methods_by_dataset}
+TABLES: dict[str, Callable[[Sequence[Run]], Grid]] = {
+    "methods_by_dataset": grid.methods_by_dataset,
+    "intervals_by_dataset": grid.with_intervals,
+}
 FORMATS = ("terminal", *grid.FORMATS)
 PAGE = "report.html"
 
@@ -48,8 +57,18 @@ def main(arguments: Sequence[str]) -> None:
     """
     options = _parser().parse_args(arguments)
     runs = read_runs(options.runs)
+    if options.certificates:
+        runs = certified(runs, epath.Path(options.certificates))
     if options.table:
         show_table(TABLES[options.table](runs), options.format, options.out)
+        return
+    if options.convention:
+        if options.out or options.format != "terminal":
+            raise ValueError("--convention prints to the terminal alone; leave --format and --out out")
+        for run in runs:
+            _main.console().print(run.name, style="bold", highlight=False)
+            wide = Console(width=None if sys.stdout.isatty() else 240)
+            wide.print(tables.convention_table(run.rows, options.convention))
         return
     if options.format != "terminal":
         raise ValueError(f"--format={options.format} is of a table: add --table={next(iter(TABLES))}")
@@ -62,6 +81,35 @@ def main(arguments: Sequence[str]) -> None:
     out = epath.Path(options.out or PAGE)
     out.write_text(merged_page(runs, title="specjax benchmark runs"))
     console.print(f"page: {out}", highlight=False)
+
+
+def certified(runs: Sequence[Run], path: epath.Path) -> list[Run]:
+    """The runs, each row with what was certified of its drafter and rule.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: it holds no certificates.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no certificates at {path}; expected certificates.json of experiments.exactness")
+    try:
+        found = [row for row in json.loads(path.read_text())["rows"] if row["planted"] is None]
+        said = {(row["drafter"], row["rule"].removesuffix(LOSSY)): [] for row in found}
+        for row in found:
+            said[row["drafter"], row["rule"].removesuffix(LOSSY)].append(row["verdict"])
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} holds no certificates ({error!r}); expected a file of experiments.exactness"
+        ) from error
+
+    def verdict(row: Mapping[str, Any]) -> str | None:
+        verdicts = said.get((row["method"], row["rule"].removesuffix(LOSSY)))
+        if verdicts is None:
+            return None
+        worst = next((v for v in ("fail", "lossy") if v in verdicts), "pass")
+        return f"{worst}, {verdicts.count(worst)} of {len(verdicts)}"
+
+    return [dataclasses.replace(run, rows=[{**row, "certificate": verdict(row)} for row in run.rows]) for run in runs]
 
 
 def read_runs(paths: Sequence[str]) -> list[Run]:
@@ -121,7 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser("python -m experiments.report", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directory, or its results.json")
     parser.add_argument("--table", choices=tuple(TABLES))
+    parser.add_argument("--convention", choices=tuple(tables.CONVENTIONS))
     parser.add_argument("--format", choices=FORMATS, default="terminal")
+    parser.add_argument("--certificates", metavar="PATH")
     parser.add_argument("--out", metavar="PATH")
     return parser
 

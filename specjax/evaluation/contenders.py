@@ -48,6 +48,7 @@ class Info:
         topology: `chain`, `static_tree` or `dynamic_tree`.
         draft_passes: draft passes of one step.
         draft_param_bytes: bytes that the drafter adds to the target.
+        target_param_bytes: bytes of the target; 0 where they are not known.
         layout: of the weights in memory.
         min_p: 0 for none.
         repetition_penalty: 1 for none; this and what follows as in `Request`.
@@ -67,6 +68,7 @@ class Info:
     topology: str = "chain"
     draft_passes: int = 0
     draft_param_bytes: int = 0
+    target_param_bytes: int = 0
     layout: str = "plain"
     min_p: float = 0.0
     repetition_penalty: float = 1.0

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specjax.evaluation.results import lossy, select
-from specjax.evaluation.tables import number
+from specjax.evaluation.tables import number, with_interval
 
 # Rows over several categories; the rest are data sets.
 SUMMARIES = ("all", "all_without_loops")
@@ -48,7 +48,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One contender: by column, and by `speedup` or `tau` within it, a number or None.
+    """One contender: by column, and by `speedup` or `tau` within it, a number or None; and the speedups' intervals.
 
     A lossy one says so in its label, and is the best of nothing.
     """
@@ -56,6 +56,7 @@ class Line:
     label: str
     cells: Mapping[str, Mapping[str, float | None]]
     lossy: bool = False
+    intervals: Mapping[str, Sequence[float] | None] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +82,13 @@ class Grid:
         columns: data sets, the mean last.
         blocks: in order of target, temperature and batch.
         caption: what the numbers count.
+        intervals: whether a speedup is shown with its interval.
     """
 
     columns: tuple[str, ...]
     blocks: tuple[Block, ...]
     caption: str
+    intervals: bool = False
 
 
 @dataclasses.dataclass
@@ -97,6 +100,7 @@ class _Contender:
     lossy: bool
     whole: float | None
     cells: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
+    intervals: dict[str, Sequence[float] | None] = dataclasses.field(default_factory=dict)
 
 
 def methods_by_dataset(runs: Sequence[Run]) -> Grid:
@@ -125,6 +129,7 @@ def methods_by_dataset(runs: Sequence[Run]) -> Grid:
                 together = whole.get((row["label"], row["temperature"], row["batch"]))
                 found.append(_Contender(run.name, identity, lossy(row), together))
             found[-1].cells[row["category"]] = {value: row[value] for value in VALUES}
+            found[-1].intervals[row["category"]] = row["speedup_ci"]
     if not columns:
         raise ValueError(f"the runs {', '.join(run.name for run in runs) or '(none)'} hold no rows of any category")
     made = tuple(
@@ -132,6 +137,12 @@ def methods_by_dataset(runs: Sequence[Run]) -> Grid:
         for key, block in sorted(blocks.items())
     )
     return Grid((*columns, MEAN), made, caption(runs))
+
+
+def with_intervals(runs: Sequence[Run]) -> Grid:
+    """`methods_by_dataset`, each speedup of a data set with its interval, bootstrapped over the prompts."""
+    made = methods_by_dataset(runs)
+    return dataclasses.replace(made, caption=f"{made.caption} In brackets 95 % intervals over prompts.", intervals=True)
 
 
 def caption(runs: Sequence[Run]) -> str:
@@ -218,10 +229,11 @@ def _merged(found: Sequence[_Contender]) -> list[_Contender]:
         for other in merged:
             if other.identity == one.identity and not other.cells.keys() & one.cells.keys():
                 other.cells |= one.cells
+                other.intervals |= one.intervals
                 other.whole = None
                 break
         else:
-            merged.append(dataclasses.replace(one, cells=dict(one.cells)))
+            merged.append(dataclasses.replace(one, cells=dict(one.cells), intervals=dict(one.intervals)))
     return merged
 
 
@@ -234,7 +246,7 @@ def _lines(label: str, found: Sequence[_Contender], columns: Mapping[str, None])
         if one.whole is not None:
             cells[MEAN]["speedup"] = one.whole
         notes = [*(["lossy"] if one.lossy else []), *([one.run] if len(found) > 1 else [])]
-        lines.append(Line(" ".join([label, *(f"({note})" for note in notes)]), cells, one.lossy))
+        lines.append(Line(" ".join([label, *(f"({note})" for note in notes)]), cells, one.lossy, one.intervals))
     return lines
 
 
@@ -251,6 +263,8 @@ def _cells(grid: Grid, block: Block, line: Line, bold: Callable[[str], str], mis
         for name in VALUES:
             value = line.cells[column][name]
             text = missing if value is None else number(value)
+            if name == "speedup" and grid.intervals:
+                text = with_interval(value, line.intervals.get(column)) if value is not None else missing
             pair.append(bold(text) if is_best(block, line, column, name) else text)
         texts.append(" / ".join(pair) if pair != [missing, missing] else missing)
     return texts

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from specjax.decoding import check_requests, draft_passes, request_sampling
 from specjax.evaluation.contenders import Contender, Info, LoopContender
 from specjax.evaluation.peers import PEERS, make_peers
@@ -120,6 +122,7 @@ def enlist(
     # One copy of the target for all contenders, whatever its layout.
     packed = lineup.layout == "packed"
     laid_out = dataclasses.replace(target, params=pack(target.params)) if packed else target
+    target_bytes = sum(x.nbytes for x in jax.tree.leaves(target.params))
 
     def ours(label: str, row: dict[str, Any]) -> Iterator[Contender]:
         name, rule, sizes = row.pop("name"), row.pop("rule", "") or None, row.pop("num_nodes", None)
@@ -145,6 +148,7 @@ def enlist(
                 num_nodes=drafter.num_nodes,
                 draft_passes=draft_passes(drafter),
                 draft_param_bytes=made.param_bytes,
+                target_param_bytes=target_bytes,
                 layout=lineup.layout,
             )
             vocab = target.config.vocab_size

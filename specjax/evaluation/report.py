@@ -148,6 +148,8 @@ def _headline(chosen: Sequence[Row], rows: Sequence[Row], *, run: bool = False) 
     head = ["row", *(["target"] if run else []), "rule", "T", *(["batch", "prompts"] if run else [])]
     head += ["tau", "speedup", "predicted", "measured / predicted", "alpha", "c", "t(g+1)/t(1)", "tok/s", "equal"]
     head += ["decode only", "predicted", "bigrams", "entropy", "draft MB"]
+    shown = any("certificate" in row for row in chosen)
+    head += ["certificate"] if shown else []
     body = []
     for row in chosen:
         cells = [cell(tables.named(row)), *([cell(row["target"])] if run else []), cell(row["rule"])]
@@ -169,6 +171,7 @@ def _headline(chosen: Sequence[Row], rows: Sequence[Row], *, run: bool = False) 
             _number(row["target_entropy"]),
             _number(row["draft_param_bytes"] / 1e6, 1),
         ]
+        cells += [cell(row.get("certificate") or "–")] if shown else []
         body.append(cells)
     return markup.table(head, body, [i for i, row in enumerate(chosen) if row["label"] in best])
 

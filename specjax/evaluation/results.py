@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import resource
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -85,6 +86,7 @@ def describe(config: Mapping[str, Any], precision: Mapping[str, Any], schema: st
     """
     return {
         "schema": schema,
+        "command": command(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         "machine": machine(),
@@ -93,6 +95,14 @@ def describe(config: Mapping[str, Any], precision: Mapping[str, Any], schema: st
         "precision": precision,
         "peak_memory_bytes": peak_memory(),
     }
+
+
+def command() -> str | None:
+    """The command line of this process, where it runs a module: what makes a file like this one."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None:
+        return None
+    return shlex.join(["python", "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]])
 
 
 def versions() -> dict[str, str]:

@@ -28,6 +28,12 @@ DEFINITIONS = {
     "alpha": "mean over verified draft tokens of sum min(p, q) (of p(x) for a chosen token); mean over prompts",
     "alpha_by_position": "the same at each draft position (of a tree, of the first child), all prompts pooled; null "
     "where no pass verified one",
+    "accepted_histogram": "target passes by accepted draft tokens that were emitted, from 0",
+    "acceptance_by_depth": "counted: passes that accepted a token at a depth over those that accepted all before, all "
+    "prompts pooled",
+    "acceptance_by_depth_unconditional": "the same over all passes",
+    "acceptance_rate": "accepted tokens over draft tokens (of a tree, its nodes), all prompts pooled",
+    "mbsu": "tau / (draft_passes * draft bytes / target bytes + 1), the speedup if passes cost the bytes they read",
     "draft_cost": "c, the time of a draft pass over that of a one-token target pass; null where the drafter chooses "
     "its width step by step, and with it the number of its passes",
     "t_ratio": "t(g + 1) / t(1), the verifying target pass over a one-token one; null where the drafter chooses its "
@@ -209,6 +215,7 @@ def _row(
         "alpha_ci": alpha_ci,
         "live_rows": 1.0 if settings.batch == 1 else math.nan,
         "alpha_by_position": [o / n if n else None for o, n in zip(overlap, reached, strict=True)],
+        **_counted(info, np.sum([r.accepted for r in mine], axis=0), tau),
         "draft_cost": costs.draft_cost if costs else math.nan,
         "t_ratio": costs.t_ratio if costs else math.nan,
         "one_token_pass_seconds": costs.one_token if costs else math.nan,
@@ -231,6 +238,21 @@ def _row(
         "skipped_turns": measured.skipped_turns[i],
         "repeatable": measured.repeatable[i],
     }
+
+
+def _counted(info: Info, accepted: np.ndarray, tau: float) -> dict[str, Any]:
+    """What the histogram `[D + 1]` of passes by accepted tokens says, beside the laws' overlap."""
+    found: dict[str, Any] = {"accepted_histogram": accepted.tolist(), "acceptance_rate": math.nan, "mbsu": math.nan}
+    found |= {"acceptance_by_depth": [], "acceptance_by_depth_unconditional": []}
+    if not info.num_nodes or len(accepted) < 2 or not accepted.sum():
+        return found
+    positions = analysis.acceptance_by_position_from_histogram(accepted)
+    found["acceptance_by_depth"] = positions.conditional.tolist()
+    found["acceptance_by_depth_unconditional"] = positions.unconditional.tolist()
+    found["acceptance_rate"] = positions.accepted.sum() / (positions.passes * info.num_nodes)
+    if info.target_param_bytes:
+        found["mbsu"] = analysis.mbsu(tau, info.draft_param_bytes / info.target_param_bytes, info.draft_passes)
+    return found
 
 
 def depth_acceptance(info: Info, accepted: np.ndarray, overlap: np.ndarray) -> np.ndarray:

@@ -8,9 +8,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from specjax.evaluation.report import page
+from specjax.evaluation.grid import Run
+from specjax.evaluation.report import merged_page, page
 from tests.evaluation.test_report import META, ROWS, TEXTS, row
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
@@ -56,6 +58,22 @@ def test_a_click_sorts_and_nothing_complains(browser: str, tmp_path: Path) -> No
     assert start == ["plain", "draft", "slow", "best", "never"]
     assert (first, falling) == ("descending", ["best", "draft", "slow", "plain", "never"]), "10.5 is more than 2.5"
     assert (second, rising) == ("ascending", ["plain", "draft", "slow", "best", "never"])
+
+
+def test_a_page_of_several_runs_is_drawn(browser: str, tmp_path: Path) -> None:
+    from matplotlib import image
+
+    rows = [*ROWS, row("other", category="code", rule="typical (lossy)")]
+    file, shot = tmp_path / "report.html", tmp_path / "page.png"
+    file.write_text(merged_page([Run("a", META, rows), Run("b", META, ROWS)], title="two runs"))
+    _, console = visit(browser, file, f"--screenshot={shot}")
+    assert console == []
+    pixels = image.imread(shot)[..., :3]
+    assert pixels.shape[:2] == (2000, 1300)
+    ink = (pixels < 0.5).all(axis=-1)
+    blue = np.abs(pixels - np.array([0x48, 0x78, 0xA8]) / 255).max(axis=-1) < 0.05
+    assert 0.005 < ink.mean() < 0.3, "text on a light page"
+    assert blue[500:].sum() > 1000, "bars of the plot under the tables"
 
 
 def test_an_error_of_a_script_would_be_seen(browser: str, tmp_path: Path) -> None:

@@ -44,6 +44,12 @@ def test_the_mean_weighs_each_data_set_the_same_and_the_best_are_bold() -> None:
     assert "mean weighs each data set the same" in lines[-1] and DEFINITIONS["tau"] in lines[-1]
 
 
+def test_speedups_with_their_intervals() -> None:
+    made = grid.with_intervals([A])
+    assert "| look" in grid.as_markdown(made) and "**2.00 [1.60, 2.00]** / **3.00**" in grid.as_markdown(made)
+    assert "intervals over prompts" in made.caption
+
+
 def test_latex_is_for_booktabs_and_escaped() -> None:
     text = grid.as_latex(grid.methods_by_dataset([A]))
     assert r"draft\_4 & \textbf{2.00} / \textbf{3.00} & 1.50 / 2.50 & 1.75 / 2.75 \\" in text

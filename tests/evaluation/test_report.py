@@ -23,6 +23,7 @@ def row(label: str, **changes: Any) -> dict[str, Any]:
         "method": "draft_model",
         "rule": "greedy",
         "temperature": 0.0,
+        "topology": "chain",
         "num_nodes": 4,
         "draft_passes": 4,
         "category": "all",
@@ -177,9 +178,9 @@ def test_a_plot_is_a_png_that_grows_with_the_rows() -> None:
     assert height(many) > height(few) > 100
 
 
-def printed(table: Any) -> str:
+def printed(table: Any, width: int = 120) -> str:
     out = io.StringIO()
-    Console(file=out, width=120).print(table)
+    Console(file=out, width=width).print(table)
     return out.getvalue()
 
 
@@ -240,12 +241,43 @@ def test_batch_sizes_are_told_apart() -> None:
     assert "draft, batch 1" in text and "draft, batch 4" in text
 
 
+def test_rows_as_other_harnesses_count_them() -> None:
+    rows = [PLAIN | {"tokens_per_second": 20.0}, row("draft", accepted_histogram=[1, 0, 2, 1])]
+    rows.append(row("theirs", method="transformers_lookup", accepted_histogram=[0]))
+    lines = {}
+    for name in tables.CONVENTIONS:
+        text = printed(tables.convention_table(rows, name), 240)
+        (lines[name],) = [line.split() for line in text.splitlines() if line.strip().startswith("draft")]
+    assert lines["spec_bench"] == ["draft", "2.750", "3.025"]
+    assert lines["eagle"] == ["draft", "2.750", "0.750", "1.000", "0.333"]
+    assert lines["vllm"][:4] == ["draft", "4", "12", "7"]
+    assert lines["deepspec"][1:3] == ["2.750", "0.688"]
+    with pytest.raises(ValueError, match="row 'draft' has no accepted_histogram: measure again"):
+        tables.convention_table([PLAIN, row("draft")], "vllm")
+
+
+def test_a_miss_is_owed_to_a_term() -> None:
+    base = PLAIN | {"step_seconds": 0.03}
+    # Apart: 4 drafts of 0.07 and a pass of 1.3 make 1.58 passes of 30 ms, and 3 tokens expected of it.
+    right = row("right", speedup=1.85, tau=3.0, speedup_decode_predicted=3.0 / 1.58, step_seconds=0.0474)
+    slow = right | {"label": "slow", "speedup": 1.4, "step_seconds": 0.065}
+    unlucky = right | {"label": "unlucky", "speedup": 1.4, "tau": 2.2}
+    first, second = tables.misses([base, right, slow, unlucky])
+    assert first.startswith("slow: measured over predicted is 0.74, most of it the step") and first.endswith("0.73")
+    assert second.startswith("unlucky: measured over predicted is 0.74, most of it acceptance")
+    assert tables.limit(right) == "held back most by acceptance (3.16x without)"
+    assert tables.limit(right | {"num_nodes": 3, "draft_cost": 0.9, "speedup_decode_predicted": 0.6}) == (
+        "held back most by the cost of drafts (2.26x without)"
+    )
+
+
 def test_findings_name_the_best_length_loops_and_faults() -> None:
     lines = tables.findings(ROWS)
     assert lines[0].startswith(
         "draft_model at temperature 0: best with 4 draft tokens, 1.80 [1.60, 2.00]x (predicted 1.90x)"
     )
     assert "1.50x without the 2 of 8 prompts whose text loops" in lines[0]
+    assert lines[1] == "the best pair is draft: 1.80 [1.60, 2.00]x, tau 2.50 [2.25, 2.75]; by category code 2.25"
     assert "the text of all 8 prompts loops" in tables.findings([PLAIN, row("lookup", prompts=8)])[0]
     assert tables.findings([PLAIN, row("slow", speedup=0.9)])[0] == "no drafter was faster than plain decoding here"
     assert tables.findings([PLAIN, row("draft", matches_baseline=False)])[-1].startswith("NOT EQUAL")

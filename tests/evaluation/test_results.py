@@ -48,6 +48,7 @@ def test_meta_says_where_numbers_come_from() -> None:
     assert {"python", "jax", "flax", "specjax"} <= set(meta["versions"])
     assert meta["machine"]["cores"] >= 1 and meta["machine"]["backend"] == "cpu"
     assert meta["peak_memory_bytes"] > 2**20
+    assert meta["command"].startswith("python -m pytest ")
     json.dumps(meta, allow_nan=False)
 
 

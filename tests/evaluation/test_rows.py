@@ -18,6 +18,7 @@ from specjax.evaluation.prompts import Prompt
 from specjax.evaluation.results import best_rows, select
 from specjax.evaluation.rows import DEFINITIONS, summarise
 
+GAMMA_3 = {"num_nodes": 3, "draft_passes": 3}
 FIELDS = (
     "method", "rule", "topology", "temperature", "category", "batch", "seed", "prompts", "new_tokens", "tau", "tau_ci",
     "alpha", "alpha_ci", "alpha_by_position", "draft_cost", "tokens_per_second", "speedup", "speedup_ci",
@@ -78,7 +79,7 @@ def measured() -> Measured:
         infos=[
             Info("plain", "autoregressive", "greedy"),
             Info("slow", "autoregressive", "greedy"),
-            Info("draft", "draft_model", "greedy", num_nodes=3, draft_passes=3, draft_param_bytes=7),
+            Info("draft", "draft_model", "greedy", draft_param_bytes=7, target_param_bytes=70, **GAMMA_3),
         ],
         preparations=[Preparation(kv_bytes_target=100, kv_bytes_draft=d) for d in (0, 0, 10)],
         turns={
@@ -121,6 +122,19 @@ def test_tau_and_alpha_are_those_of_the_glossary(measured: Measured) -> None:
     assert everything["tau_ci"][0] <= everything["tau"] <= everything["tau_ci"][1]
     (base,) = select(rows_of(measured), label="plain", category="all")
     assert base["tau"] == 1.0 and base["alpha"] is None and base["alpha_by_position"] == []
+
+
+def test_acceptance_is_counted_too(measured: Measured) -> None:
+    (row,) = select(rows_of(measured), label="draft", category="all")
+    # Passes by accepted tokens: 1, 0, 1, 1 on the first prompt, 0, 0, 1, 4 on the second.
+    assert row["accepted_histogram"] == [1, 0, 2, 5]
+    assert row["acceptance_by_depth"] == pytest.approx([7 / 8, 1.0, 5 / 7])
+    assert row["acceptance_by_depth_unconditional"] == pytest.approx([7 / 8, 7 / 8, 5 / 8])
+    assert sum(row["acceptance_by_depth_unconditional"]) == pytest.approx(row["tau_pooled"] - 1)
+    assert row["acceptance_rate"] == pytest.approx(19 / 24)
+    assert row["mbsu"] == pytest.approx(row["tau"] / (3 * 0.1 + 1))
+    (base,) = select(rows_of(measured), label="plain", category="all")
+    assert base["acceptance_by_depth"] == [] and base["acceptance_rate"] is None and base["mbsu"] is None
 
 
 def test_speedup_is_the_mean_of_ratios_against_the_fastest_plain_decoding(measured: Measured) -> None:

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from etils import epath
 
 from experiments import report
 from specjax.evaluation.results import SCHEMA
@@ -45,6 +46,28 @@ def test_a_table_alone_is_printed_or_written(runs, tmp_path: Path, capsys) -> No
     assert (tmp_path / "t.tex").read_text().startswith(r"\begin{table}") and capsys.readouterr().out == ""
     report.main([*runs, "--table=methods_by_dataset"])
     assert "tiny, T = 0, batch 1" in capsys.readouterr().out
+
+
+def test_certificates_stand_beside_their_rows(runs, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "certificates.json"
+    good = {"drafter": "draft_model", "rule": "greedy", "verdict": "pass", "planted": None}
+    file.write_text(json.dumps({"rows": [good, good, good | {"planted": "bonus", "verdict": "caught"}]}))
+    report.main([runs[0], f"--certificates={file}", f"--out={tmp_path}/page.html"])
+    assert "pass, 2 of 2" in (tmp_path / "page.html").read_text() and "pass, 2 of 2" in capsys.readouterr().out
+    file.write_text(json.dumps({"rows": [good, good | {"verdict": "fail"}]}))
+    (run,) = report.certified(report.read_runs(runs[:1]), epath.Path(file))
+    assert {row["label"]: row["certificate"] for row in run.rows}["draft"] == "fail, 1 of 2"
+    assert {row["label"]: row["certificate"] for row in run.rows}["plain"] is None
+    with pytest.raises(ValueError, match="holds no certificates"):
+        report.certified([run], epath.Path(runs[0]) / "results.json")
+
+
+def test_a_convention_is_printed(tmp_path: Path, capsys) -> None:
+    run = save(tmp_path / "counted", [ROWS[0], row("draft", accepted_histogram=[1, 0, 2, 1])])
+    report.main([run, "--convention=eagle"])
+    assert "as eagle counts" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--convention prints to the terminal alone"):
+        report.main([run, "--convention=eagle", "--format=csv"])
 
 
 def test_what_is_no_benchmark_s_run_is_named_and_left_out(runs, tmp_path: Path, capsys) -> None:
