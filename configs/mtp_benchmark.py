@@ -19,6 +19,8 @@ def get_config(arg: str = "runs/mtp4") -> config_dict.ConfigDict:
     config.target = {"source": f"{run}/target", "dtype": "float32"}
     config.system_prompt = config_dict.placeholder(str)
 
+    config.template = "plain"  # it was trained on text alone
+
     config.prompts = f"{run}/prompts.jsonl"
     config.prompts_fallback = ""
     config.prompts_per_category = 1 if quick else 0

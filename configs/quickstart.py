@@ -28,6 +28,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config = config_dict.ConfigDict()
     config.target = {"source": "smollm2", "dtype": "float32"}
     config.system_prompt = config_dict.placeholder(str)  # None: what the chat template says
+    config.template = "chat"  # or plain, vicuna, a Jinja file
 
     config.prompts = "shipped"  # see specjax.evaluation.prompts.load_prompts
     config.prompts_fallback = ""

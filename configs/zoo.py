@@ -27,6 +27,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config = config_dict.ConfigDict()
     config.target = {"source": "smollm2", "dtype": "float32"}
     config.system_prompt = config_dict.placeholder(str)
+    config.template = "chat"  # or plain, vicuna, a Jinja file
 
     config.prompts = SPEC_BENCH
     config.prompts_fallback = "shipped"

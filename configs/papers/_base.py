@@ -7,6 +7,8 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from specjax.checkpoints import drafters
+
 SMOLLM2 = "smollm2"
 DRAFT = "smollm2-135m-distilled"
 SPEC_BENCH = "spec_bench:$SPECJAX_DATA/spec_bench/question.jsonl"
@@ -14,7 +16,20 @@ MT_BENCH = "mt_bench:$SPECJAX_DATA/mt_bench/question.jsonl"
 HUMANEVAL = "humaneval:$SPECJAX_DATA/humaneval/HumanEval.jsonl.gz"
 PLAIN = {"autoregressive": {"name": "autoregressive"}}
 
+VICUNA = "vicuna"  # its tokenizers have no chat template
+
 Rows = Mapping[str, Mapping[str, Any]]
+
+
+def tree(children: Mapping[tuple[int, ...], int]) -> tuple[tuple[int, ...], ...]:
+    """A static tree by the number of children of each node that has any, the root () among them."""
+    paths = [(*node, rank) for node, count in children.items() for rank in range(count)]
+    return tuple(sorted(paths, key=lambda path: (len(path), path)))
+
+
+def head(method: str) -> str:
+    """The zoo's entry of a method, for the small settings; empty, which leaves its rows out, where there is none."""
+    return next((entry for entry in drafters.zoo_entries() if drafters.saved_method(entry) == method), "")
 
 
 def choose(arg: str | None, settings: tuple[str, ...], paper: str) -> str:
@@ -29,7 +44,7 @@ def choose(arg: str | None, settings: tuple[str, ...], paper: str) -> str:
 
 
 def published(target: str, rows: Rows, numbers: Any, **changes: Any) -> config_dict.ConfigDict:
-    """A paper's own setting: its models, on one accelerator, greedy, batch 1.
+    """A paper's own setting: its models, on one accelerator, greedy, batch 1. Vicuna is asked through its template.
 
     Args:
         target: hub id.
@@ -42,6 +57,7 @@ def published(target: str, rows: Rows, numbers: Any, **changes: Any) -> config_d
         "prompts_fallback": "",
         "prompts_per_category": 0,
         "max_new_tokens": 1024,
+        "template": VICUNA if "vicuna" in target else "chat",
         "temperatures": (0.0,),
         "layout": "plain",
         "precision": "default",
@@ -59,6 +75,7 @@ def small(rows: Rows, numbers: Any, **changes: Any) -> config_dict.ConfigDict:
         "prompts_fallback": "shipped",
         "prompts_per_category": 2,
         "max_new_tokens": 48,
+        "template": "chat",
         "temperatures": (0.0,),
         "layout": "packed",
         "precision": "float32",

@@ -20,7 +20,12 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     if setting == "llama2_7b":
         rows = {f"exit {e}": {"name": "early_exit", "exit_layer": e, "num_nodes": 6} for e in (6, 8, 12)}
         return _base.published(
-            "facebook/layerskip-llama2-7B", rows, PUBLISHED, prompts=_base.HUMANEVAL, max_new_tokens=512
+            "facebook/layerskip-llama2-7B",
+            rows,
+            PUBLISHED,
+            prompts=_base.HUMANEVAL,
+            max_new_tokens=512,
+            template="plain",  # a base model
         )
     rows = {f"exit {e}": {"name": "early_exit", "exit_layer": e, "num_nodes": 3} for e in (4, 10, 20)}
     rows["skip"] = {"name": "layer_skip", "skip": (8, 10, 12, 14, 16, 18, 20, 22, 24, 26), "num_nodes": 3}

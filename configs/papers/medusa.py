@@ -3,7 +3,7 @@
     python -m experiments.benchmark --config=configs/papers/medusa.py:vicuna7b --workdir=runs/medusa_paper
     python -m experiments.benchmark --config=configs/papers/medusa.py:small --config.rows.chain.source=runs/medusa
 
-`vicuna7b`, `vicuna13b`: the published heads (one A100, batch 1). `small`: heads of one's own on SmolLM2
+`vicuna7b`, `vicuna13b`: the published heads (one A100, batch 1). `small`: the zoo's heads on SmolLM2, or one's own
 (configs/medusa.py); rows without a source are left out.
 """
 
@@ -16,7 +16,15 @@ from configs.papers import _base
 SIZES = {"vicuna7b": "7b", "vicuna13b": "13b"}
 # Table 1: speedup and tau on MT-bench of Medusa-2; of Medusa-1 (the frozen target that these heads are for) speedups.
 PUBLISHED = {"Medusa-2 7B": (2.83, 3.47), "Medusa-2 13B": (2.83, 3.51), "Medusa-1 7B": (2.18,), "Medusa-1 13B": (2.33,)}
-# A tree of 9 nodes over three heads, for heads without calibration.
+# The 63 nodes of their code (`mc_sim_7b_63`), which Hydra takes too.
+TREE_63 = _base.tree(
+    {
+        (): 10, (0,): 10, (1,): 7, (2,): 3, (3,): 2, (4,): 1, (5,): 1, (6,): 1, (7,): 1, (8,): 1, (9,): 1,
+        (0, 0): 10, (0, 1): 3, (0, 2): 2, (0, 3): 1, (0, 4): 1, (0, 5): 1, (0, 6): 1, (0, 7): 1, (1, 0): 2, (2, 0): 1,
+        (0, 0, 0): 2,
+    }
+)  # fmt: skip
+# 9 nodes over three heads, where a pass over 64 tokens is dear.
 CHOICES = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0))
 
 
@@ -24,14 +32,14 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     """The config of one run."""
     setting = _base.choose(arg, (*SIZES, "small"), "medusa")
     if setting == "small":
-        return _base.small(heads("medusa", ""), PUBLISHED, temperatures=(0.0, 0.7))
+        return _base.small(heads("medusa", _base.head("medusa"), CHOICES), PUBLISHED, temperatures=(0.0, 0.7))
     size = SIZES[setting]
-    rows = heads("medusa", f"FasterDecoding/medusa-vicuna-{size}-v1.3")
+    rows = heads("medusa", f"FasterDecoding/medusa-vicuna-{size}-v1.3", TREE_63)
     return _base.published(f"lmsys/vicuna-{size}-v1.3", rows, PUBLISHED, temperatures=(0.0, 0.7))
 
 
-def heads(method: str, source: str) -> dict[str, dict[str, Any]]:
+def heads(method: str, source: str, choices: tuple[tuple[int, ...], ...]) -> dict[str, dict[str, Any]]:
     """A chain, a tree, and the tree under typical acceptance, which is lossy."""
     row = {"name": method, "source": source}
-    tree = {**row, "tree": "choices", "choices": CHOICES}
+    tree = {**row, "tree": "choices", "choices": choices}
     return {"chain": {**row, "tree": "chain"}, "tree": tree, "typical": {**tree, "rule": "typical", "lossless": False}}

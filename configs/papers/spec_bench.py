@@ -10,7 +10,8 @@ from ml_collections import config_dict
 
 from configs import spec_bench
 from configs.papers import _base
-from configs.papers.medusa import CHOICES
+from configs.papers.eagle import TREE
+from configs.papers.medusa import TREE_63
 
 # Leaderboard, A100, Vicuna-7B: overall speedup and mean accepted tokens, bonus included.
 PUBLISHED = {
@@ -32,15 +33,17 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
         config = spec_bench.get_config("small")
         config.published = PUBLISHED
         return config
-    tree = {"tree": "choices", "choices": CHOICES}
+    tree = {"tree": "choices", "choices": TREE_63}
     eagle = "yuhuili/EAGLE-Vicuna-7B-v1.3"
     rows = {
         "EAGLE2": {"name": "eagle2", "source": eagle, "num_nodes": 60, "levels": 6, "top_k": 10},
-        "EAGLE": {"name": "eagle", "source": eagle, "num_nodes": 5},
+        "EAGLE": {"name": "eagle", "source": eagle, "choices": TREE},
         "Hydra": {"name": "hydra", "source": "ankner/hydra-vicuna-7b-v1.3", **tree},
         "Medusa": {"name": "medusa", "source": "FasterDecoding/medusa-vicuna-7b-v1.3", **tree},
         "SpS": {"name": "draft_model", "source": "double7/vicuna-68m", "num_nodes": 5},
         "Recycling": {"name": "recycling", "num_nodes": 60},
+        # Its store of text is not published as such: index one of your own, see `specjax.drafting.retrieval`.
+        "REST": {"name": "retrieval", "source": ""},
         "PLD": {"name": "prompt_lookup", "num_nodes": 10, "max_ngram": 3, "min_ngram": 1},
         "Lookahead": {"name": "lookahead", "window": 7, "ngram": 5, "guesses": 7},
     }

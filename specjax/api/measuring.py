@@ -41,6 +41,7 @@ def benchmark(
     batch: int = 1,
     repeats: int = 2,
     seed: int = 0,
+    template: str = "chat",
     show: bool = True,
 ) -> list[dict[str, Any]]:
     """Measures drafters beside plain decoding on your own model: interleaved, warm, compilation apart.
@@ -66,6 +67,7 @@ def benchmark(
         batch: prompts that run together.
         repeats: timed answers to each prompt; medians count.
         seed: with a prompt's index, fixes every random choice.
+        template: `chat`, the model's own; `plain` for a base model; `vicuna`, or the path of a Jinja file.
         show: whether to print the table.
 
     Returns:
@@ -82,7 +84,7 @@ def benchmark(
         chosen: Sequence[Prompt] = load_prompts(prompts, prompts_per_category or None)
     else:
         chosen = [Prompt(f"prompt-{i}", "own", (turn,)) for i, turn in enumerate(prompts)]
-    settings = Settings(max_new_tokens=max_new_tokens, repeats=repeats, batch=batch, seed=seed)
+    settings = Settings(max_new_tokens=max_new_tokens, repeats=repeats, batch=batch, seed=seed, template=template)
     made = {plain.name: plain, **several}
     asked = {"rule": rule or "", "rule_options": rule_options, "lossless": False}
     rows = {label: {"name": label, **(asked if label in several else {})} for label in made}

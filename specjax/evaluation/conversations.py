@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.resources
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from etils import epath
 
 from specjax.decoding import MAX_STOP_TOKENS, Completion, Request, check_requests
 from specjax.decoding.generate import BUCKET
@@ -13,6 +17,7 @@ from specjax.evaluation.prompts import Prompt
 from specjax.models import Target
 
 TEMPLATES = ("chat", "plain")
+SUFFIX = ".jinja"
 LONG_PROMPTS = ("error", "skip")
 # Tokens that a chat template may put around a turn, beyond those counted.
 TURN_SLACK = 16
@@ -27,8 +32,8 @@ class Asking:
     Attributes:
         max_new_tokens: budget of every answer.
         system_prompt: the conversation's first message; None leaves it to the chat template.
-        template: `chat`, the target's own; or `plain`, the messages' text alone, line by line, which is not how a chat
-            model was trained.
+        template: `chat`, the target's own; `plain`, the messages' text alone, line by line, which is not how a chat
+            model was trained; the name of one that ships (`shipped_templates`); or the path of a Jinja file.
         long_prompts: what to do with a prompt whose first turn does not fit the context: `error`, or `skip` it.
 
     Raises:
@@ -43,9 +48,31 @@ class Asking:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens={self.max_new_tokens}; expected at least 1")
-        for name, known in (("template", TEMPLATES), ("long_prompts", LONG_PROMPTS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r}; expected one of {', '.join(known)}")
+        if self.template not in TEMPLATES:
+            template_text(self.template)
+        if self.long_prompts not in LONG_PROMPTS:
+            raise ValueError(f"long_prompts={self.long_prompts!r}; expected one of {', '.join(LONG_PROMPTS)}")
+
+
+def shipped_templates() -> tuple[str, ...]:
+    """Names of the chat templates that ship, for targets whose tokenizers have none."""
+    files = importlib.resources.files("specjax.evaluation").joinpath("data").iterdir()
+    return tuple(sorted(file.name.removesuffix(SUFFIX) for file in files if file.name.endswith(SUFFIX)))
+
+
+@functools.cache
+def template_text(name: str) -> str:
+    """The chat template of this name, or in the file at this path.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    if name in shipped_templates():
+        return importlib.resources.files("specjax.evaluation").joinpath("data", name + SUFFIX).read_text()
+    if not epath.Path(name).is_file():
+        known = ", ".join((*TEMPLATES, *shipped_templates()))
+        raise ValueError(f"template={name!r}; expected one of {known}, or the path of a chat template's Jinja file")
+    return epath.Path(name).read_text()
 
 
 def as_messages(prompt: str | Sequence[Message]) -> list[Message]:
@@ -68,11 +95,29 @@ def _is_message(message: Any) -> bool:
     return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
 
-def encode(target: Target, messages: Sequence[Message], template: str = "chat") -> tuple[int, ...]:
-    """Ids of a conversation that the model is to go on with; plain text where it has no chat template."""
-    if template == "plain" or target.tokenizer.chat_template is None:
-        return tuple(target.tokenizer.encode("\n".join(m["content"] for m in messages)))
-    return tuple(target.tokenizer.apply_chat(messages))
+def encode(target: Target, messages: Sequence[Message], template: str | None = None) -> tuple[int, ...]:
+    """Ids of a conversation that the model is to go on with.
+
+    Args:
+        target: for its tokenizer.
+        messages: oldest first.
+        template: as in `Asking`; None for the target's own, and plain text where it has none.
+
+    Raises:
+        ValueError: `chat`, and the target has no template.
+    """
+    tokenizer = target.tokenizer
+    if template == "plain" or (template is None and tokenizer.chat_template is None):
+        return tuple(tokenizer.encode("\n".join(m["content"] for m in messages)))
+    if template not in (None, "chat"):
+        tokenizer = dataclasses.replace(tokenizer, chat_template=template_text(template))
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            "template='chat', but the target's tokenizer has no chat template: set template to "
+            f"{', '.join(shipped_templates())} or the path of a Jinja file where it is a chat model, to plain where it "
+            "is a base model"
+        )
+    return tuple(tokenizer.apply_chat(messages))
 
 
 def stop_tokens(target: Target, stops: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -12,6 +12,7 @@ import gzip
 import importlib.resources
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,13 @@ MT_BENCH_CATEGORIES = (
     "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
 )  # fmt: skip
 SPEC_BENCH_CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+
+# Files of the sets whose authors publish them on the hub, by set and id.
+HUB_FILES = {
+    "gsm8k": {"openai/gsm8k": "main/test-00000-of-00001.parquet"},
+    "humaneval": {"openai/openai_humaneval": "openai_humaneval/test-00000-of-00001.parquet"},
+    "mbpp": {"google-research-datasets/mbpp": "full/{split}-00000-of-00001.parquet"},
+}
 
 # The splits of MBPP by task id, as its authors define them (Austin et al. 2021, arXiv:2108.07732).
 MBPP_SPLITS = {
@@ -197,8 +205,10 @@ def load_prompts(name_or_path: str | os.PathLike[str], limit_per_category: int |
     Args:
       name_or_path: one of
         - "shipped", or "shipped:code,maths" for some of its categories;
-        - a published set (the keys of `FORMATS`) and its file, as in "spec_bench:data/question.jsonl", or a file on
-          the hub, as in "gsm8k:hf://datasets/openai/gsm8k/main/test-00000-of-00001.parquet";
+        - a published set (the keys of `FORMATS`) and its file, as in "spec_bench:data/question.jsonl"; an id of the
+          hub (`HUB_FILES`), as in "gsm8k:openai/gsm8k"; or any file there, as in
+          "gsm8k:hf://datasets/openai/gsm8k/main/test-00000-of-00001.parquet". MBPP has splits, the test split by
+          default: "mbpp/validation:data/mbpp.jsonl", "mbpp/all:..." for all of them;
         - the path of a file of one's own (`prompt_file`).
       limit_per_category: keep the first so many of each category; all of them by default.
 
@@ -225,15 +235,43 @@ def _by_name(source: str) -> tuple[Prompt, ...]:
     name, colon, rest = source.partition(":")
     if name == "shipped":
         return shipped_prompts([part.strip() for part in rest.split(",")] if colon else None)
-    if name in FORMATS:
+    published, slash, split = name.partition("/")
+    if published in FORMATS and (colon or not slash):
+        if slash and published != "mbpp":
+            raise ValueError(f"{published} has no splits, only mbpp has: write {published}:<path>")
         if not rest:
             raise ValueError(f"{name} needs the path of its file: write {name}:<path>")
-        return FORMATS[name](rest)
+        file = _on_hub(published, rest, split or "test")
+        if published == "mbpp":
+            return mbpp(file, None if split == "all" else split or "test")
+        return FORMATS[published](file)
     if epath.Path(source).exists():
         return prompt_file(source)
     raise ValueError(
         f"no prompts named {source!r}, and no file of that path{_did_you_mean(name, ['shipped', *FORMATS])}"
         " (each published set followed by :<path>), or the path of a file of your own"
+    )
+
+
+def _on_hub(name: str, source: str, split: str) -> str:
+    """The address of a set's file where the source is its id on the hub; another source as it is.
+
+    Raises:
+        FileNotFoundError: it looks like an id, and is neither one of this set nor a file.
+    """
+    found = re.fullmatch(r"([\w.-]+/[\w.-]+)(@[\w.-]+)?", source)
+    if found is None or epath.Path(source).exists():
+        return source
+    known = HUB_FILES.get(name, {})
+    if found[1] in known:
+        if split == "all":
+            raise ValueError(f"{source} has one file a split: name one of {', '.join(MBPP_SPLITS)}")
+        return f"{hub.SCHEME}datasets/{source}/{known[found[1]].format(split=split)}"
+    if epath.Path(source).suffix in (".jsonl", ".json", ".gz", ".parquet"):
+        return source
+    raise FileNotFoundError(
+        f"{name}:{source} is no file, and no id of this set on the hub ({', '.join(known) or 'it has none'}); a file "
+        f"of another data set there is written {name}:{hub.FORM}"
     )
 
 

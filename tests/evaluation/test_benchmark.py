@@ -160,7 +160,7 @@ def test_the_buffer_holds_the_longest_conversation(target: Target) -> None:
         ({"max_new_tokens": 4, "repeats": 0}, "repeats=0; expected at least 1"),
         ({"max_new_tokens": 4, "batch": -1}, "batch=-1; expected at least 1"),
         ({"max_new_tokens": 4, "loop_threshold": 2.0}, "loop_threshold=2.0; expected a ratio"),
-        ({"max_new_tokens": 4, "template": "vicuna"}, "template='vicuna'; expected one of chat, plain"),
+        ({"max_new_tokens": 4, "template": "vicunna"}, "template='vicunna'; expected one of chat, plain, vicuna"),
         ({"max_new_tokens": 4, "long_prompts": "cut"}, "long_prompts='cut'; expected one of error, skip"),
     ],
 )
@@ -197,3 +197,31 @@ def test_a_plain_template_has_only_the_text(target: Target) -> None:
     settings = Settings(max_new_tokens=4, template="plain", system_prompt="Be brief.")
     request = Conversation(target, PROMPTS[0], 0, Info("x", "x", "greedy"), settings).next_request()
     assert request is not None and target.tokenizer.decode(request.prompt) == "Be brief.\nSay hello."
+
+
+def test_a_template_that_ships_or_of_a_file_takes_the_place_of_one_s_own(target: Target, tmp_path) -> None:
+    """Vicuna's format as its authors document it: single spaces, and the end of text behind an answer."""
+    talk = [("user", "Hello!"), ("assistant", "Hi."), ("user", "How are you?")]
+    messages = [{"role": role, "content": content} for role, content in talk]
+
+    def text(template: str, more: list[dict[str, str]] = []) -> str:  # noqa: B006
+        return target.tokenizer.decode(encode(target, [*more, *messages], template), skip_special=False)
+
+    start, end = (target.tokenizer.decode([i], skip_special=False) for i in (target.tokenizer.bos_id, 0))
+    turns = f" USER: Hello! ASSISTANT: Hi.{end}USER: How are you? ASSISTANT:"
+    assert text("vicuna").startswith(f"{start}A chat between a curious user and an artificial intelligence")
+    assert text("vicuna").endswith(f"answers to the user's questions.{turns}")
+    assert text("vicuna", [{"role": "system", "content": "Be brief."}]) == f"{start}Be brief.{turns}"
+    own = tmp_path / "own.jinja"
+    own.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    assert text(str(own)) == "[Hello!][Hi.][How are you?]"
+
+
+def test_a_base_model_has_no_chat_template_to_fall_back_from(target: Target) -> None:
+    import dataclasses
+
+    base = dataclasses.replace(target, tokenizer=dataclasses.replace(target.tokenizer, chat_template=None))
+    with pytest.raises(ValueError, match="template='chat', but the target's tokenizer has no chat .*vicuna"):
+        fitting(base, PROMPTS, SETTINGS)
+    (kept, _) = fitting(base, PROMPTS, Settings(max_new_tokens=4, template="plain"))
+    assert kept == PROMPTS

@@ -99,6 +99,8 @@ def test_mbpp(data_dir: Path) -> None:
     assert Counter(prompt.subcategory for prompt in P.mbpp(path, split=None)) == {
         "prompt": 10, "test": 500, "validation": 90, "train": 374,
     }  # fmt: skip
+    assert len(P.load_prompts(f"mbpp:{path}")) == 500 and len(P.load_prompts(f"mbpp/validation:{path}")) == 90
+    assert len(P.load_prompts(f"mbpp/all:{path}")) == 974
     test = P.mbpp(path)
     assert len(test) == 500 and test[0].id == "mbpp/11"
     assert all("assert" in prompt.turns[0] for prompt in test)
@@ -183,3 +185,31 @@ def test_a_file_without_prompts_or_broken_is_refused(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "mbpp.jsonl", {"task_id": 1, "text": "x", "test_list": []})
     with pytest.raises(ValueError, match="holds no task of the split 'test'"):
         P.mbpp(path)
+
+
+def test_ids_of_the_hub_stand_for_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fetch(address: str) -> Path:
+        asked.append(address)
+        name = "mbpp.jsonl" if "mbpp" in address else "gsm8k.jsonl"
+        rows = {"mbpp.jsonl": {"task_id": 520, "text": "x", "test_list": []}, "gsm8k.jsonl": {"question": "x"}}
+        return write_rows(tmp_path / name, rows[name])
+
+    monkeypatch.setattr(P.hub, "fetch_file", fetch)
+    P.load_prompts("gsm8k:openai/gsm8k")
+    P.load_prompts("mbpp/validation:google-research-datasets/mbpp@v1")
+    assert asked == [
+        "hf://datasets/openai/gsm8k/main/test-00000-of-00001.parquet",
+        "hf://datasets/google-research-datasets/mbpp@v1/full/validation-00000-of-00001.parquet",
+    ]
+    with pytest.raises(
+        FileNotFoundError, match="gsm8k:openai/gsm9k is no file, and no id .*openai/gsm8k.*hf://datasets/"
+    ):
+        P.load_prompts("gsm8k:openai/gsm9k")
+    with pytest.raises(ValueError, match="has one file a split: name one of prompt, test"):
+        P.load_prompts("mbpp/all:google-research-datasets/mbpp")
+    with pytest.raises(ValueError, match="MBPP has no split 'tets'; did you mean 'test'"):
+        P.load_prompts("mbpp/tets:google-research-datasets/mbpp")
+    with pytest.raises(ValueError, match="gsm8k has no splits"):
+        P.load_prompts("gsm8k/test:openai/gsm8k")
