@@ -39,7 +39,7 @@ TEST_ENV := JAX_PLATFORMS=cpu JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax
 PARALLEL := -n 2 --dist loadfile
 DISTRIBUTED := $(sort $(wildcard tests/distributed/test_*.py))
 
-.PHONY: help demo test test-slow test-distributed lint format types bench report notebooks zoo clean
+.PHONY: small help demo test test-slow test-distributed lint format types bench report notebooks zoo clean
 
 help:
 	@echo "make demo              measure speculative decoding on a small instruct model (runs/quickstart)"
@@ -51,6 +51,7 @@ help:
 	@echo "make format            lay out the code as lint wants it"
 	@echo "make bench             the quickstart's methods, at every draft length, on every shipped prompt (runs/full)"
 	@echo "make report            one page of all benchmark runs in runs/ (runs/report.html)"
+	@echo "make small             the papers' small studies (3 hours on 2 cores; goes on where it was interrupted)"
 	@echo "make notebooks         run the notebooks again, and keep what they show"
 	@echo "make zoo               train the drafters that ship in specjax/zoo again (runs/zoo)"
 	@echo "make clean             remove the environment, caches and build products; runs/ stays"
@@ -102,6 +103,9 @@ bench: $(VENV)/.core
 # Other programs write a results.json of their own kind.
 report: $(VENV)/.core
 	$(PY) -m experiments.report $$(grep -ls '"specjax.benchmark/' runs/*/results.json) --out=runs/report.html
+
+small: $(VENV)/.core
+	$(PY) -m experiments.small --minutes=170
 
 notebooks: $(VENV)/.test
 	$(PY) -m experiments.notebooks

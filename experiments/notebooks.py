@@ -2,12 +2,16 @@
 
 Each script notebooks/NAME.py runs from top to bottom, and what it shows is written to NAME.ipynb beside it; all
 of them where none is named. Needs the extra `notebooks`.
+
+    --rerun    measures again what a notebook reads (its RERUN = True), which takes hours; what is written then shows it
+    --timeout  seconds a cell, 600 by default, 0 for no limit, which is the default with --rerun
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,16 +33,24 @@ def main(arguments: Sequence[str]) -> None:
     """
     parser = argparse.ArgumentParser("python -m experiments.notebooks", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="the script's name without .py")
-    console = _main.console()
+    parser.add_argument("--rerun", action="store_true")
+    parser.add_argument("--timeout", type=int, metavar="SECONDS")
+    options, console = parser.parse_args(arguments), _main.console()
+    timeout = options.timeout if options.timeout is not None else 0 if options.rerun else TIMEOUT
     import jupytext
     import nbformat
 
-    paths = [script(name) for name in parser.parse_args(arguments).names] or scripts()
+    paths = [script(name) for name in options.names] or scripts()
     with kernel() as manager:
         for path in paths:
             start = time.perf_counter()
             notebook = nbformat.from_dict(jupytext.read(path))
-            run(notebook, manager, path.parent)
+            shown = [cell.source for cell in notebook.cells]
+            if options.rerun:
+                rerun(notebook)
+            run(notebook, manager, path.parent, timeout)
+            for cell, source in zip(notebook.cells, shown, strict=True):
+                cell.source = source
             nbformat.write(notebook, path.with_suffix(".ipynb"))
             console.print(f"{path.stem}: {time.perf_counter() - start:.1f} s", highlight=False)
 
@@ -70,8 +82,21 @@ def kernel() -> Iterator[Any]:
             manager.shutdown_kernel(now=True)
 
 
-def run(notebook: Any, manager: Any, folder: Path) -> None:
+def rerun(notebook: Any) -> None:
+    """Sets RERUN where a notebook has it; one that has not reads nothing that could be measured again."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = re.sub(r"^RERUN = False$", "RERUN = True", cell.source, flags=re.MULTILINE)
+
+
+def run(notebook: Any, manager: Any, folder: Path, timeout: int = TIMEOUT) -> None:
     """Runs a notebook in its folder, without the names of those that ran before it; its outputs are replaced.
+
+    Args:
+        notebook: as read.
+        manager: of the kernel.
+        folder: it runs in.
+        timeout: seconds a cell, 0 for no limit.
 
     Raises:
         nbclient.exceptions.CellExecutionError: a cell failed.
@@ -82,7 +107,7 @@ def run(notebook: Any, manager: Any, folder: Path) -> None:
     fresh = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
     for one in (fresh, notebook):
         where = {"metadata": {"path": str(folder)}}
-        nbclient.NotebookClient(one, km=manager, timeout=TIMEOUT, resources=where).execute()
+        nbclient.NotebookClient(one, km=manager, timeout=timeout or None, resources=where).execute()
 
 
 if __name__ == "__main__":
