@@ -108,6 +108,32 @@ print(f"smallest gain of any pair: {100 * min(smallest):.1f}%")
 assert min(smallest) >= 0
 
 # %% [markdown]
+# ## Measured, where a run is committed
+#
+# `python -m experiments.small block_verification` puts it at `results/block_verification.json`.
+
+# %%
+import json
+from pathlib import Path
+
+summary = Path("results/block_verification.json")
+if summary.exists():
+    rows = [r for r in json.loads(summary.read_text())["rows"] if r["category"] == "all" and r["num_nodes"]]
+    print(f"{'row':12} {'T':>3} {'gamma':>5} {'tau':>5} {'speedup':>8} {'predicted':>9}")
+    for row in rows:
+        print(
+            f"{row['label']:12} {row['temperature']:3g} {row['num_nodes']:5} {row['tau']:5.2f} {row['speedup']:8.2f} "
+            f"{row['speedup_predicted'] or float('nan'):9.2f}"
+        )
+    by = {(r["rule"], r["num_nodes"]): r["tau"] for r in rows}
+    for gamma in sorted({r["num_nodes"] for r in rows}):
+        token, block = by.get(("speculative", gamma)), by.get(("block", gamma))
+        if token and block:
+            print(f"gamma {gamma}: block over token by token, tokens a pass: {100 * (block / token - 1):+.1f}%")
+else:
+    print("no run is committed: undecided on real laws")
+
+# %% [markdown]
 # | claim | paper | ours | verdict |
 # |---|---|---|---|
 # | the four expected lengths | fractions above | the same fractions, by formula and by rule | agrees |

@@ -152,6 +152,25 @@ assert all(loose >= exact for exact, loose, _ in rows.values())
 assert all(distance > 0 for *_, distance in rows.values())
 
 # %% [markdown]
+# ## Measured, where a run is committed
+#
+# `python -m experiments.small medusa` puts it at `results/medusa.json`.
+
+# %%
+import json
+from pathlib import Path
+
+summary = Path("results/medusa.json")
+if summary.exists():
+    found = [r for r in json.loads(summary.read_text())["rows"] if r["category"] == "all" and r["num_nodes"]]
+    print(f"{'row':16} {'T':>3} {'nodes':>5} {'tau':>5} {'speedup':>8}  acceptance by depth, counted")
+    for row in found:
+        by_depth = ", ".join("–" if a is None else f"{a:.2f}" for a in row["acceptance_by_depth"])
+        print(f"{row['label']:16} {row['temperature']:3g} {row['num_nodes']:5} {row['tau']:5.2f} {row['speedup']:8.2f}  {by_depth}")
+else:
+    print("no run is committed: undecided for trained heads")
+
+# %% [markdown]
 # | claim | paper | ours | verdict |
 # |---|---|---|---|
 # | sparse 64 beats dense 256 in speed | figure 4a | 2.83 against 2.77 tokens a pass, and the pass is narrower | agrees, for assumed accuracies |

@@ -118,6 +118,28 @@ assert found == target_law(lambda context: tuple(p), 2)
 print("joint law of two tokens equals the target's: agrees")
 
 # %% [markdown]
+# ## Measured, where a run is committed
+#
+# `python -m experiments.benchmark --config=configs/ensembles.py --workdir=runs/ensembles` and `python -m experiments.summarise runs/ensembles` put it at `results/ensembles.json`.
+
+# %%
+import json
+from pathlib import Path
+
+summary = Path("results/ensembles.json")
+if summary.exists():
+    rows = [r for r in json.loads(summary.read_text())["rows"] if r["category"] == "all" and r["num_nodes"]]
+    print(f"{'row':28} {'T':>3} {'nodes':>5} {'alpha':>6} {'tau':>5} {'c':>6} {'t ratio':>7} {'speedup':>8}")
+    for row in rows:
+        cost, ratio = (float("nan") if row[name] is None else row[name] for name in ("draft_cost", "t_ratio"))
+        print(
+            f"{row['label']:28} {row['temperature']:3g} {row['num_nodes']:5} {row['alpha']:6.2f} {row['tau']:5.2f} "
+            f"{cost:6.3f} {ratio:7.2f} {row['speedup']:8.2f}"
+        )
+else:
+    print("no run is committed: undecided for trained members")
+
+# %% [markdown]
 # | claim | paper | ours | verdict |
 # |---|---|---|---|
 # | several drafts accept more than one | SpecInfer, figure 8: more with each model | union is above the best member; above two tries of that member clearly only for specialists | agrees on tables |
