@@ -94,7 +94,9 @@ def certified(runs: Sequence[Run], path: epath.Path) -> list[Run]:
         raise FileNotFoundError(f"no certificates at {path}; expected certificates.json of experiments.exactness")
     try:
         found = [row for row in json.loads(path.read_text())["rows"] if row["planted"] is None]
-        said = {(row["drafter"], row["rule"].removesuffix(LOSSY)): [] for row in found}
+        said: dict[tuple[str, str], list[str]] = {
+            (row["drafter"], row["rule"].removesuffix(LOSSY)): [] for row in found
+        }
         for row in found:
             said[row["drafter"], row["rule"].removesuffix(LOSSY)].append(row["verdict"])
     except (json.JSONDecodeError, KeyError, TypeError) as error:
@@ -123,7 +125,8 @@ def read_runs(paths: Sequence[str]) -> list[Run]:
         raise FileNotFoundError("no runs were named; expected run directories of experiments.benchmark, such as runs/*")
     files = [path / "results.json" if path.is_dir() else path for path in map(epath.Path, paths)]
     names = _names([file.parent for file in files])
-    runs, wrong = [], []
+    runs: list[Run] = []
+    wrong: list[Exception] = []
     for name, file in zip(names, files, strict=True):
         try:
             runs.append(grid.run_of(name, read_results(file)))

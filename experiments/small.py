@@ -150,7 +150,8 @@ def study(steps: Sequence[Step], runs: Path, until: float) -> int:
             continue
         if time.monotonic() >= until:
             return _main.RESTART
-        process = subprocess.Popen([sys.executable, *step.command(runs.absolute())], cwd=ROOT)
+        command = [sys.executable, *step.command(runs.absolute())]
+        process = subprocess.Popen(command, cwd=ROOT)
         try:
             code = process.wait(None if math.isinf(until) else until - time.monotonic())
         except subprocess.TimeoutExpired:
@@ -164,7 +165,7 @@ def study(steps: Sequence[Step], runs: Path, until: float) -> int:
         if code:
             return code
         if step.makes is None:
-            step.finished(runs).write_text(shlex.join(process.args))
+            step.finished(runs).write_text(shlex.join(command))
     return 0
 
 
