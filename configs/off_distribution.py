@@ -52,7 +52,8 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     }
     config.only = ()
     # How prompts are put to target and draft, and which rows are measured so; none are all.
-    config.templates = {"chat": ()} if quick else {"chat": (), "plain": ("autoregressive", "draft")}
+    both = ("autoregressive", "draft")
+    config.templates = {"chat": ()} if quick else {"chat": (), "plain": both, "vicuna": both}
 
     config.tokens = (1, 2, 5) if quick else (1, 2, 3, 4, 5)
     config.batches = (1,)

@@ -5,15 +5,23 @@ Acceptance is measured on the first prompts of each category, with each row's lo
 Arguments, separated by commas:
     smollm2   the target (also the default)
     quick     few prompts, shapes and rounds: whether it works at all
-    sweep     checks every draft length beside the plan's, 1 to 10 (hours on a small machine)
+    sweep     checks every draft length beside the plan's, 1 to 10, and 6 trees (hours on a small machine)
+    batches   plans and checks at batch 1, 2, 4 ... 64: tokens/s of plain decoding and of the plan
 """
+
+import itertools
 
 from ml_collections import config_dict
 
 # The zoo entry, or the path of a trained drafter, that the row `draft` plans with; empty leaves the row out.
 DRAFT = "smollm2-135m-distilled"
 
-ARGUMENTS = ("smollm2", "quick", "sweep")
+EAGLE3 = "smollm2-135m-eagle3"
+# Acceptance by rank needs a full tree: 3 children of the root, 2 below each of them, then chains.
+BRANCHING = (3, 2, 1, 1)
+TREE = tuple(path for depth in range(1, 5) for path in itertools.product(*map(range, BRANCHING[:depth])))
+
+ARGUMENTS = ("smollm2", "quick", "sweep", "batches")
 
 
 def get_config(arg: str | None = None) -> config_dict.ConfigDict:
@@ -27,6 +35,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config = config_dict.ConfigDict()
     config.target = {"source": "smollm2", "dtype": "float32"}
     config.system_prompt = config_dict.placeholder(str)  # None: what the chat template says
+    config.template = "chat"  # or plain, vicuna, a Jinja file
 
     config.prompts = "shipped:writing,code" if quick else "shipped"  # see specjax.evaluation.prompts.load_prompts
     config.prompts_fallback = ""
@@ -55,14 +64,20 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
             "rule": "",
         },
     }
+    if not quick:
+        head = {"name": "eagle3", "source": EAGLE3, "rule": ""}
+        config.rows["eagle3"] = {**head, "num_nodes": lengths}
+        config.rows["eagle3_tree"] = {**head, "choices": TREE}
     config.only = ()
 
     # Target passes are timed over these tokens, at every batch size and context; drafts are limited to what they cover.
-    config.tokens = (1, 2, 5) if quick else (1, 2, 3, 4, 5, 6, 8, 9, 11)
-    config.batches = (1,)
+    config.tokens = (1, 2, 5) if quick else (1, 2, 3, 4, 5, 6, 8, 9, 11, 16, 22)
+    batches = (1, 2) if quick else (1, 2, 4, 8, 16, 32, 64)
+    config.batches = batches if "batches" in arguments else (1,)
     config.contexts = (128,)  # the first is that of the check
     config.rounds = 2 if quick else 9
-    config.margin = 0.0  # predicted speedups up to 1 + margin do not pay
+    # Predicted speedups up to 1 + margin do not pay; None: as much as the timings' noise.
+    config.margin = config_dict.placeholder(float)
 
     config.check = "sweep" if sweep else "plan"  # what is measured on the other prompts: plan, sweep or none
     config.batch = 1

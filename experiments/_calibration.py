@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +29,26 @@ from specjax.models import KVCache, Target, init_cache, merge
 
 # Parts are timed at these: batch size, and tokens in the cache.
 Place = tuple[int, int]
+STEPS = 16  # of the loop, for the seconds of a step
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What was timed at one place.
+
+    Attributes:
+        timings: target passes.
+        drafting: seconds of a step's drafts by label.
+        steps: seconds of a step of the whole loop by label: of plain decoding, and of each row's longest draft.
+        plain: label of plain decoding.
+        noise: what the median of the one-token pass is known to, relative: twice its standard error.
+    """
+
+    timings: list[Timing]
+    drafting: dict[str, float]
+    steps: dict[str, float]
+    plain: str
+    noise: float
 
 
 def requests(prompts: Sequence[Prompt], contender: LoopContender, target: Target, settings: Settings) -> list[Request]:
@@ -127,18 +149,27 @@ def proposal(loop: Loop, weights: Weights, state: DecodeState) -> jax.Array:
 
 def time_parts(
     contenders: Sequence[LoopContender],
+    longest: Mapping[str, LoopContender],
     asked: Request,
     target: Target,
     config: ml_collections.ConfigDict,
     console: Console,
-) -> tuple[list[Timing], dict[Place, dict[str, float]]]:
-    """Seconds of target passes, and of each contender's drafts by label, at every batch size and context of the config.
+) -> dict[Place, Parts]:
+    """Seconds of target passes, of drafts and of whole steps, at every batch size and context of the config.
 
-    All parts are timed in turns. The contenders are prepared; plain decoding is among them.
+    Passes and drafts are timed in turns.
+
+    Args:
+        contenders: plain decoding and all drafts that are to be timed.
+        longest: by row, those of which whole steps are timed.
+        asked: whose text fills the contexts.
+        target: the model.
+        config: `batches`, `contexts`, `tokens`, `repeat`, `rounds`, `precision`.
+        console: for progress.
     """
     plain = next(c for c in contenders if c.info.is_baseline)
     laid_out = dataclasses.replace(target, params=plain.weights.target)
-    timings, drafting = [], {}
+    found: dict[Place, Parts] = {}
     for batch in config.batches:
         for context in config.contexts:
             cases: dict[Any, Any] = {}
@@ -147,6 +178,8 @@ def time_parts(
                 one = Pass(laid_out, caches, 0, tokens=tokens, precision=config.precision)
                 one.valid = context
                 cases[tokens] = partial(one.seconds, config.repeat)
+            ones: list[float] = []
+            cases[1] = partial(_noted, cases[1], ones)
             prompt = (asked.prompt * -(-context // len(asked.prompt)))[:context]
             meter = CostMeter(
                 contenders,
@@ -155,27 +188,76 @@ def time_parts(
                 repeat=config.repeat,
             )
             cases["drafts"] = lambda meter=meter: meter.round() or 0.0
-            found = in_turns(cases, config.rounds, console, f"batch {batch}, context {context}")
-            timings += [Timing(tokens, batch, context, found[tokens]) for tokens in config.tokens]
-            drafting[batch, context] = {c.info.label: meter.costs(c).drafting for c in contenders}
-    return timings, drafting
+            seconds = in_turns(cases, config.rounds, console, f"batch {batch}, context {context}")
+            room = min(plain.buffer - context, config.max_new_tokens, STEPS)
+            long = dataclasses.replace(asked, prompt=prompt, max_new_tokens=max(room, 2))
+            found[batch, context] = Parts(
+                timings=[Timing(tokens, batch, context, seconds[tokens]) for tokens in config.tokens],
+                drafting={c.info.label: meter.costs(c).drafting for c in contenders},
+                steps={c.info.label: step_seconds(c, long, batch) for c in (plain, *longest.values())},
+                plain=plain.info.label,
+                noise=relative_noise(ones[1:]),
+            )
+    return found
 
 
-def candidate(
-    row: str, members: Sequence[LoopContender], rates: np.ndarray, drafting: Mapping[str, float]
-) -> Candidate:
+def _noted(case: Callable[[], float], into: list[float]) -> float:
+    into.append(case())
+    return into[-1]
+
+
+def relative_noise(seconds: Sequence[float]) -> float:
+    """Twice the median's standard error, over the median; from the median deviation, which outliers do not move."""
+    middle = statistics.median(seconds)
+    spread = 1.4826 * statistics.median(abs(s - middle) for s in seconds)
+    return 2 * 1.2533 * spread / middle / len(seconds) ** 0.5
+
+
+def step_seconds(contender: LoopContender, asked: Request, batch: int, rounds: int = 3) -> float:
+    """Seconds of a step of the loop in every row at once, median over rounds; NaN where the text ends at once."""
+    times = []
+    for turn in range(rounds + 1):
+        state = jax.block_until_ready(contender.prefill(asked, batch))
+        start = time.perf_counter()
+        state = jax.block_until_ready(contender.run(state, jnp.int32(STEPS)))
+        seconds = time.perf_counter() - start
+        steps = int(np.array(state.statistics.steps).max())
+        if not steps:
+            return float("nan")
+        if turn:  # the first compiles
+            times.append(seconds / steps)
+    return statistics.median(times)
+
+
+def candidate(row: str, members: Sequence[LoopContender], rates: np.ndarray, parts: Parts) -> Candidate:
     """A row of the config as the planner sees it.
 
     Drafts between the lengths that were timed are interpolated. A single draft pass costs the same at any depth.
 
     Args:
         row: label in the config.
-        members: its contenders, one a draft length.
+        members: its contenders, one a draft length or depth of a tree.
         rates: acceptance `[D, R]` of the longest.
-        drafting: seconds by label.
+        parts: seconds.
     """
-    times = {m.loop.drafter.depth: drafting[m.info.label] for m in members}
+    times = {m.loop.drafter.depth: parts.drafting[m.info.label] for m in members}
     if all(m.info.draft_passes <= 1 for m in members):
         times.setdefault(1, times[min(times)])
     depths = sorted(times)
-    return Candidate(row, rates, Curve(tuple(depths), tuple(times[depth] for depth in depths)))
+    seconds = Curve(tuple(depths), tuple(times[depth] for depth in depths))
+    return Candidate(row, rates, seconds, max([overhead(m, parts) for m in members if m.info.label in parts.steps]))
+
+
+def overhead(contender: LoopContender, parts: Parts) -> float:
+    """Seconds of a step beyond drafts and target pass, over those of a plain step; 0 where they are not known.
+
+    The rule and the commit, that is. Noise may make it negative, which is no cost.
+    """
+    passes = {timing.tokens: timing.seconds for timing in parts.timings}
+    width = contender.info.num_nodes + 1
+    curve = Curve(tuple(passes), tuple(passes.values()))
+    step, plain = parts.steps[contender.info.label], parts.steps[parts.plain]
+    if width > curve.counts[-1] or np.isnan(step) or np.isnan(plain):
+        return 0.0
+    rest = step - parts.drafting[contender.info.label] - curve(width)
+    return max(0.0, rest - (plain - curve(1)))

@@ -15,6 +15,7 @@ from etils import epath
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments import _main
+from experiments._identity import identity
 from experiments._prompts import prompts_from_config
 from specjax import build
 from specjax.evaluation import detail_tables, results, tables
@@ -69,7 +70,8 @@ def main(config: ml_collections.ConfigDict) -> None:
         "native_kernel": native.available(),
         "near_tie_bound": bound,
     }
-    meta = results.describe(config.to_dict(), precision) | {
+    meta = results.describe(config.to_dict(), precision) | identity(target, settings.template, contenders)
+    meta |= {
         "definitions": DEFINITIONS,
         "skipped_prompts": list(measured.skipped_prompts),
         "programs": {i.label: list(p.programs) for i, p in zip(measured.infos, measured.preparations, strict=True)},

@@ -5,7 +5,8 @@ did not write; `templates` adds prompts that are not in the template that target
 the program measures alpha, tau and speedup beside the speedup that theory predicts, how fluent the draft still is (its
 perplexity on the target's text), and what the planner would do with that draft alone.
 
-Writes to the workdir: results.json (rows as of a benchmark, with what `DEFINED` says), config.json.
+Writes to the workdir: results.json (rows as of a benchmark, with what `DEFINED` says, and the study's verdict in its
+meta), tokens.json, config.json.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rich.table import Table
 
 from experiments import _main, plan
 from experiments._degraded import Fluency, fluency
+from experiments._identity import identity
 from experiments._prompts import prompts_from_config
 from specjax import analysis, build
 from specjax.drafting import DraftModel
@@ -34,8 +36,11 @@ from specjax.evaluation.rows import DEFINITIONS, summarise
 from specjax.evaluation.teacher import Teacher, rounding_bound
 from specjax.models import Target
 
+# A draft is fluent whose perplexity on the target's text is at most this many times that of the least perplexed one.
+FLUENT = 2.0
 DEFINED = {
-    "template": "how prompts were put to target and draft: chat, the target's own; or plain, the text alone",
+    "template": "how prompts were put to target and draft: chat, the target's own; plain, text alone; or the name of "
+    "another model's template",
     "draft_perplexity": "of the draft on the texts of plain decoding, over the tokens in its vocabulary",
     "draft_coverage": "share of those tokens that are in its vocabulary",
     "planned_nodes": "draft length that the planner chooses for this draft alone; 0 is plain decoding",
@@ -56,17 +61,31 @@ def main(config: ml_collections.ConfigDict) -> None:
     results.write_json(workdir / "config.json", config.to_dict())
 
     rows: list[dict[str, Any]] = []
+    texts: list[dict[str, Any]] = []
+    skipped: dict[str, None] = {}
     for where, here, chosen in conditions(config, settings, lineup):
         console.print(where, highlight=False)
-        calibration, held_out = (fitting(target, part, here)[0] for part in prompts)
+        (calibration, left), (held_out, others) = (fitting(target, part, here) for part in prompts)
+        skipped |= dict.fromkeys((*left, *others))
         choices = planned(chosen, calibration, target, here, config, console)
-        rows += measured_rows(chosen, choices, held_out, target, here, config, console)
+        more = measured_rows(chosen, choices, held_out, target, here, config, console)
+        rows += more[0]
+        texts += more[1]
+    plan.tell_skipped(list(skipped), console)
     precision = {"dtype": target.config.dtype, "matmul": config.precision, "layout": config.layout}
-    meta = results.describe(config.to_dict(), precision) | {"definitions": DEFINITIONS | DEFINED}
+    verdict = judge(results.select(rows, category="all"))
+    meta = results.describe(config.to_dict(), precision) | identity(target, "chat")
+    meta |= {
+        "definitions": DEFINITIONS | DEFINED,
+        "skipped_prompts": list(skipped),
+        "verdict": verdict,
+    }
+    results.write_json(workdir / "tokens.json", {"meta": {"schema": meta["schema"]}, "texts": texts})
     results.write_json(workdir / "results.json", {"meta": meta, "rows": rows})
     console.print(table(results.select(rows, category="all")))
     for line in findings(results.select(rows, category="all")):
         console.print(line, highlight=False, markup=False)
+    console.print(verdict["said"], highlight=False, markup=False)
     console.print(f"results: {workdir}", highlight=False)
 
 
@@ -128,8 +147,8 @@ def measured_rows(
     settings: Settings,
     config: ml_collections.ConfigDict,
     console: Console,
-) -> list[dict[str, Any]]:
-    """Rows of a benchmark at each row's longest draft."""
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of a benchmark at each row's longest draft, and their texts."""
     bound = rounding_bound(target.config.dtype, config.precision, config.near_tie_bound)
     longest = dataclasses.replace(lineup, rows={label: _longest(row) for label, row in lineup.rows.items()})
     contenders = [c for c in build.contenders(longest, target) if isinstance(c, LoopContender)]
@@ -152,7 +171,31 @@ def measured_rows(
             # Rows of one label are one contender to whoever reads results.
             row |= {name: f"{row[name]}, {settings.template} template" for name in ("label", "baseline")}
         rows.append(row)
-    return rows
+    texts = [{"template": settings.template, **text} for text in results.texts(measured, teacher)]
+    return rows, texts
+
+
+def judge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Whether a fluent draft fell below plain decoding, its text still exact, and the planner would not have used it.
+
+    Args:
+        rows: over all prompts.
+
+    Returns:
+        `cases`: of each fluent draft below 1: label, temperature, perplexity, speedup, whether its greedy text is
+        `exact` (None above temperature 0) and whether the planner `refused` it; `holds` where one has all; and `said`.
+    """
+    drafts = [row for row in rows if row["draft_perplexity"] is not None]
+    bar = FLUENT * min((row["draft_perplexity"] for row in drafts), default=0.0)
+    cases = [
+        {name: row[name] for name in ("label", "temperature", "draft_perplexity", "speedup")}
+        | {"exact": row["matches_baseline"], "refused": row["planned_nodes"] == 0}
+        for row in drafts
+        if row["draft_perplexity"] <= bar and row["speedup"] is not None and row["speedup"] < 1
+    ]
+    shown = [case["label"] for case in cases if case["exact"] and case["refused"]]
+    said = f"fluent (perplexity up to {bar:.1f}), slower than plain decoding, exact, and refused by the planner: "
+    return {"fluent_up_to": bar, "cases": cases, "holds": bool(shown), "said": said + (", ".join(shown) or "none")}
 
 
 def fluencies(contenders: Sequence[LoopContender], measured: Measured) -> dict[str, Fluency]:

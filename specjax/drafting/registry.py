@@ -258,11 +258,23 @@ def _eagle2(target: Target, source: str, num_nodes: int = 24, levels: int = 5, t
     return Drafting("eagle2", drafter, saved.params, saved.tables)
 
 
-def _eagle3(target: Target, source: str, num_nodes: int = 4, levels: int = 0, top_k: int = 4) -> Drafting:
-    """An EAGLE-3 head drafting a dynamic tree of so many levels, or a chain (`levels` 0)."""
+def _eagle3(
+    target: Target,
+    source: str,
+    num_nodes: int = 4,
+    levels: int = 0,
+    top_k: int = 4,
+    choices: Sequence[Sequence[int]] = (),
+) -> Drafting:
+    """An EAGLE-3 head drafting a dynamic tree of so many levels, a static one by its choices, or a chain."""
     saved = _trained(target, source, "eagle3")
-    tree = EagleTree(saved.config, num_nodes, levels=levels, top_k=top_k) if levels else None
-    return Drafting("eagle3", tree or EagleChain(saved.config, num_nodes), saved.params, saved.tables)
+    if choices:
+        if levels:
+            raise ValueError(f"levels={levels} and choices: a tree is dynamic or static; give one of them")
+        tree = from_choices(choices)
+        return Drafting("eagle3", EagleStatic(saved.config, tree.num_nodes, tree=tree), saved.params, saved.tables)
+    dynamic = EagleTree(saved.config, num_nodes, levels=levels, top_k=top_k) if levels else None
+    return Drafting("eagle3", dynamic or EagleChain(saved.config, num_nodes), saved.params, saved.tables)
 
 
 def _kangaroo(target: Target, source: str, num_nodes: int = 6, min_confidence: float = 0.6) -> Drafting:

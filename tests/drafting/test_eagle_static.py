@@ -1,6 +1,7 @@
 """EAGLE's static tree: the nodes that the dynamic tree has where both hold all candidates, and the contract."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from specjax import decoding
 from specjax.decoding import Request
 from specjax.decoding.tree import from_branching, from_choices
+from specjax.drafting import registry
 from specjax.drafting.eagle2 import EagleTree
 from specjax.drafting.eagle_static import EagleStatic
 from specjax.models import merge
@@ -64,3 +66,14 @@ def test_options_that_do_not_fit():
         EagleStatic(CONFIG, 5, tree=FULL)
     with pytest.raises(ValueError, match="a node has 20 children, the draft vocabulary only 13 tokens"):
         static(from_choices([(19,)]))
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_heads_of_both_kinds_draft_a_tree_by_its_choices(name, monkeypatch):
+    saved = SimpleNamespace(config=CONFIG, params={}, tables={})
+    monkeypatch.setattr(registry, "_trained", lambda *_: saved)
+    made = registry.DRAFTERS[name](None, source="x", choices=((0,), (1,), (0, 0)))
+    assert made.name == name and made.drafter == EagleStatic(CONFIG, 3, tree=from_choices([(0,), (1,), (0, 0)]))
+    if name == "eagle3":
+        with pytest.raises(ValueError, match="levels=2 and choices: a tree is dynamic or static"):
+            registry.DRAFTERS[name](None, source="x", choices=((0,),), levels=2)

@@ -15,7 +15,7 @@ ARGUMENTS = {
     "self_drafting": ("", "quick", "sampled", "spec_bench", "spec_bench,quick"),
     "equality": ("", "quick"),
     "profile_pass": ("", "quick"),
-    "plan": ("", "smollm2", "quick", "sweep"),
+    "plan": ("", "smollm2", "quick", "sweep", "batches"),
 }
 
 

@@ -64,8 +64,9 @@ def test_conditions(tiny: Path) -> None:
     found = list(off_distribution.conditions(whole, settings, lineup))
     assert [(s.template, row.temperatures) for _, s, row in found] == [
         ("chat", (0.0,)), ("chat", (1.0,)), ("plain", (0.0,)), ("plain", (1.0,)),
+        ("vicuna", (0.0,)), ("vicuna", (1.0,)),
     ]  # fmt: skip
-    greedy, sampled, plain, _ = (set(row.kept) for _, _, row in found)
+    greedy, sampled, plain, *_ = (set(row.kept) for _, _, row in found)
     assert sampled - greedy == {"draft T 50%", "draft T 150%", "draft T 200%"} and greedy > {"noise 5%", "draft"}
     assert plain == {"autoregressive", "draft"} and "corpus" not in sampled
 
@@ -97,6 +98,18 @@ def test_findings() -> None:
         "early at T = 0: 0.90x with perplexity 9.9; the planner would draft 2 tokens",
     ]
     assert off_distribution.findings(rows[:2]) == ["every draft was faster than plain decoding"]
+
+
+def test_the_verdict() -> None:
+    good = row("good", 1.3, 4) | {"draft_perplexity": 5.0, "matches_baseline": True}
+    slow = good | {"label": "slow", "speedup": 0.9, "planned_nodes": 0, "draft_perplexity": 9.9}
+    babble = slow | {"label": "babble", "draft_perplexity": 500.0}
+    plain = row("plain", 1.0, None) | {"draft_perplexity": None, "matches_baseline": True}
+    found = off_distribution.judge([plain, good, slow, babble])
+    assert found["holds"] and found["fluent_up_to"] == 10.0 and [c["label"] for c in found["cases"]] == ["slow"]
+    for wrong in ({"matches_baseline": False}, {"planned_nodes": 2}):
+        assert not off_distribution.judge([plain, good, slow | wrong])["holds"]
+    assert off_distribution.judge([plain])["cases"] == []
 
 
 @pytest.mark.slow
