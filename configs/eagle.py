@@ -19,7 +19,9 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "name": "eagle",
         "intermediate_size": 768,
         "draft_vocab": 6144,
-        "bias": True,
+        "bias": False,  # of the projection: vLLM loads none, and what SGLang needs is written as zeros
+        # The draft's layer: as the target's, or `plain`, Llama's, which servers load for whatever target.
+        "layer": "target",
         # As published; what is learnt of the law here is all that acceptance depends on.
         "feature_weight": 1.0,
         "law_weight": 0.1,

@@ -18,6 +18,8 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
     config = distill.get_config(arg)
     config.objective = {
         "name": "eagle3",
+        # The draft's layer: as the target's, or `plain`, Llama's, which servers load for whatever target.
+        "layer": "target",
         "intermediate_size": 1536,
         "draft_vocab": 6144,
         "taps": (),  # empty: layers 2, n // 2, n - 3

@@ -17,7 +17,7 @@ from flax import nnx
 
 from specjax.models.attention import MASKED, View, cached_attention, causal_mask
 from specjax.models.cache import KVCache, write
-from specjax.models.config import ModelConfig
+from specjax.models.config import ModelConfig, RopeConfig
 from specjax.models.decoder import Attention, Decoder, GatedMLP, RMSNorm, Tap, merge, split
 from specjax.models.linear import Embedding, Linear, linear
 
@@ -116,6 +116,30 @@ def draft_layer(target: ModelConfig, *, intermediate_size: int, head_size: int) 
     last = target.with_layers((target.num_layers - 1,))
     return dataclasses.replace(
         last, intermediate_size=intermediate_size, head_size=head_size, windows=(None,), tie_embeddings=False
+    )
+
+
+def plain_layer(layer: ModelConfig) -> ModelConfig:
+    """The same shapes without what sets a family apart from Llama: the layer that servers build for every draft.
+
+    Norms of queries and keys, biases, caps, scales and norm offsets go; the activation is SiLU, the position signal
+    rotary.
+    """
+    return dataclasses.replace(
+        layer,
+        family="llama",
+        query_scale=layer.head_dim**-0.5,
+        ropes=tuple(rope or RopeConfig() for rope in layer.ropes),
+        norm_offset=0.0,
+        activation="silu",
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        post_norms=False,
+        embed_scale=1.0,
+        attention_softcap=0.0,
+        final_softcap=0.0,
     )
 
 

@@ -55,7 +55,8 @@ class TrainingTimeTest:
         if config.layer.hidden_size == config.target_hidden_size:
             width, dtype = config.target_hidden_size, config.layer.dtype
             params["fc"]["kernel"] = params["fc"]["kernel"].at[-width:].set(jnp.eye(width, dtype=dtype))
-            params["norm"]["weight"] = jnp.array(target.final_norm.weight[...])
+            norm = target.final_norm
+            params["norm"]["weight"] = norm.weight[...] + jnp.asarray(norm.offset - config.layer.norm_offset, dtype)
         if self.own_head:
             params["lm_head"] = {"kernel": jnp.array(head_rows(target, tables["vocab"]))}
         return params

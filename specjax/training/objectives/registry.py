@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from specjax.models import Target
-from specjax.models.eagle import Eagle3Config, EagleConfig, default_taps, draft_layer
+from specjax.models import ModelConfig, Target
+from specjax.models.eagle import Eagle3Config, EagleConfig, default_taps, draft_layer, plain_layer
 from specjax.models.kangaroo import kangaroo_config
 from specjax.models.medusa import HydraConfig, MedusaConfig
 from specjax.models.mtp import mtp_config
@@ -74,9 +74,19 @@ def _hydra(
     return Hydra(config, HeadsLoss(**criterion))
 
 
-def _eagle(target: Target, intermediate_size: int, draft_vocab: int, bias: bool = True, **loss: Any) -> Objective:
+def _draft_layer(target: Target, kind: str, intermediate_size: int, draft_vocab: int) -> ModelConfig:
     layer = draft_layer(target.config, intermediate_size=intermediate_size, head_size=draft_vocab)
-    return EagleRegression(EagleConfig(layer=layer, bias=bias), **loss)
+    if kind not in ("target", "plain"):
+        raise ValueError(f"layer={kind!r}; expected 'target' (as the target's) or 'plain' (Llama's, for servers)")
+    return plain_layer(layer) if kind == "plain" else layer
+
+
+def _eagle(
+    target: Target, intermediate_size: int, draft_vocab: int, bias: bool = False, layer: str = "target", **loss: Any
+) -> Objective:
+    """`layer` is `target` or `plain`; see `draft_layer` and `plain_layer`."""
+    shapes = _draft_layer(target, layer, intermediate_size, draft_vocab)
+    return EagleRegression(EagleConfig(layer=shapes, bias=bias), **loss)
 
 
 def _eagle3(
@@ -88,13 +98,14 @@ def _eagle3(
     steps: int = 7,
     decay: float = 0.8,
     own_head: bool = False,
+    layer: str = "target",
 ) -> Objective:
-    """`norms` names the switches of `Eagle3Config` that are on."""
+    """`norms` names the switches of `Eagle3Config` that are on; `layer` as for EAGLE-1."""
     switches = [field.name for field in dataclasses.fields(Eagle3Config) if field.type == "bool"]
     if unknown := [name for name in norms if name not in switches]:
         raise ValueError(f"norms={norms!r}: {unknown[0]!r} is unknown; expected some of {', '.join(switches)}")
     config = Eagle3Config(
-        layer=draft_layer(target.config, intermediate_size=intermediate_size, head_size=draft_vocab),
+        layer=_draft_layer(target, layer, intermediate_size, draft_vocab),
         taps=tuple(taps) or default_taps(target.config.num_layers),
         target_hidden_size=target.config.hidden_size,
         **dict.fromkeys(norms, True),

@@ -119,7 +119,7 @@ def rollout_loss(
         firsts: dict[str, jax.Array] = {}
         for k, weight in enumerate(weights):
             at, known = place_c + 1 + k, carries_ck[:, k]
-            log_p = law(normed[at], lse[at], head, net.layer.final_softcap, known)
+            log_p = law(normed[at], lse[at], head, target.config.final_softcap, known)
             log_q = jax.nn.log_softmax(net.logits_by(x_ckd[:, k], frozen if own is None else own), axis=-1)
             lost = step_loss(Step(x_ckd[:, k], log_q, normed[at].astype(jnp.float32), log_p))
             loss += weight * masked_sum(lost, known)
