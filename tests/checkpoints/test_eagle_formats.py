@@ -18,6 +18,7 @@ from specjax.models.eagle import Eagle3Config, EagleConfig, draft_layer, feature
 from specjax.testing import tiny_target
 
 WIDTH, VOCAB, DRAFT = 32, 259, 40
+GAPS = np.arange(DRAFT, dtype=np.int64)  # offsets of the ids 0, 2, 4 ..., and themselves ids
 IDS = np.sort(np.random.default_rng(0).choice(VOCAB, DRAFT, replace=False))
 LAYER = {
     "self_attn.q_proj.weight": (32, 64),
@@ -112,9 +113,65 @@ def test_eagle1_as_published(tmp_path, target):
     same(read_head(tmp_path / "own", target).params, head.params)
 
 
+def test_a_projection_without_a_bias_needs_no_key(tmp_path, target):
+    bare = {name: value for name, value in made(EAGLE1).items() if name != "fc.bias"}
+    assert not read_head(put(tmp_path / "bare", bare, HF), target).config.bias
+    with pytest.raises(ValueError, match="missing fc.bias"):
+        read_head(put(tmp_path / "said", bare, {**HF, "bias": True}), target)
+    with pytest.raises(ValueError, match="unexpected fc.bias"):
+        read_head(put(tmp_path / "denied", made(EAGLE1), {**HF, "bias": False}), target)
+
+
 def test_an_embedding_of_its_own_is_kept(tmp_path, target):
     head = read_head(put(tmp_path, made(EAGLE1), HF), target)
     assert head.shares == ("head",) and head.params["embed"]["embedding"].shape == (VOCAB, WIDTH)
+
+
+def test_a_head_of_its_own_is_kept_and_the_targets_is_not(tmp_path, target):
+    theirs = np.asarray(target.params["lm_head"]["kernel"]).T
+    head = read_head(put(tmp_path / "same", made(EAGLE1) | {"lm_head.weight": theirs}, HF), target)
+    assert head.shares == ("head",) and "lm_head" not in head.params
+    head = read_head(put(tmp_path / "own", made(EAGLE1) | {"lm_head.weight": theirs + 1}, HF), target)
+    assert head.shares == () and head.params["lm_head"]["kernel"].shape == (WIDTH, VOCAB)
+    with pytest.raises(ValueError, match="has an output head of its own, and every reader of the layout 'eagle' takes"):
+        write_head(tmp_path / "out", head, target)
+
+
+def test_floats_keep_their_dtype(tmp_path, target):
+    half = {name: value.astype(np.float16) for name, value in made(EAGLE3).items() if name not in ("d2t", "t2d")}
+    head = read_head(eagle3(tmp_path / "in", half), target)
+    for layout in ("eagle3", "specjax"):
+        write_head(tmp_path / layout, head, target, layout)
+        again = read_head(tmp_path / layout, target)
+        assert again.info["dtype"] == "float16"
+        same(again.params, head.params)
+    stored = read_tensors(tmp_path / "eagle3" / "model.safetensors")
+    assert {value.dtype.name for name, value in stored.items() if name not in ("d2t", "t2d")} == {"float16"}
+    write_head(tmp_path / "wide", head, target, "eagle3", "float32")
+    assert read_head(tmp_path / "wide", target).info["dtype"] == "float32"
+    assert json.loads((tmp_path / "wide" / "config.json").read_text())["torch_dtype"] == "float32"
+    with pytest.raises(ValueError, match="dtype='int8'; expected one of bfloat16, float16, float32"):
+        write_head(tmp_path / "int8", head, target, "eagle3", "int8")
+
+
+def test_keys_that_nothing_reads_are_reported(tmp_path, target):
+    nested = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "mystery": 1}
+    head = read_head(eagle3(tmp_path / "3", norm_topology="x", use_cache=True, eagle_config=nested), target)
+    assert head.info["config_unused"] == ["norm_topology", "eagle_config.mystery"]
+    assert read_head(eagle1(tmp_path / "1", target, logit_scale=2.0), target).info["config_unused"] == ["logit_scale"]
+    write_head(tmp_path / "s", head, target, "speculators")
+    content = json.loads((tmp_path / "s" / "config.json").read_text())
+    assert read_head(tmp_path / "s", target).info["config_unused"] == []
+    content["transformer_layer_config"]["logit_scale"] = 2.0
+    (tmp_path / "s" / "config.json").write_text(json.dumps(content | {"mask_token_id": 3}))
+    assert read_head(tmp_path / "s", target).info["config_unused"] == [
+        "mask_token_id",
+        "transformer_layer_config.logit_scale",
+    ]
+    del content["norm_before_residual"]
+    (tmp_path / "s" / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="no norm_before_residual, for which speculators takes false and vLLM true"):
+        read_head(tmp_path / "s", target)
 
 
 def test_a_map_of_the_whole_vocabulary_is_none(tmp_path, target):
@@ -126,6 +183,11 @@ def test_a_map_of_the_whole_vocabulary_is_none(tmp_path, target):
     same(read_head(tmp_path / "own", target).params, head.params)
     with pytest.raises(ValueError, match=f"d2t for {DRAFT} draft tokens, but config.json lacks draft_vocab_size"):
         read_head(put(tmp_path / "lacks", made(EAGLE3), HF), target)
+    del whole["d2t"]
+    assert not read_head(put(tmp_path / "mask", whole, HF), target).tables
+    whole["t2d"] = np.isin(np.arange(VOCAB), IDS)
+    with pytest.raises(ValueError, match=f"a t2d that marks {DRAFT} of {VOCAB} tokens, but no d2t"):
+        read_head(put(tmp_path / "marks", whole, HF), target)
 
 
 @pytest.mark.parametrize("layout", ["eagle3", "speculators"])
@@ -163,6 +225,11 @@ def test_taps_are_inputs_at_the_top_and_outputs_within(tmp_path, target):
     other = dataclasses.replace(nested, config=dataclasses.replace(nested.config, taps=(1, 3, 6)))
     write_head(tmp_path / "c", other, target, "eagle3")
     assert read_head(tmp_path / "c", target).config.taps == (1, 3, 6)
+    both = {ids: [1, 3, 6], "eagle_config": {ids: [1, 3, 5]}}
+    with pytest.raises(ValueError, match=r"outputs of \[1, 3, 5\], which are the inputs of \[2, 4, 6\]: remove"):
+        read_head(eagle3(tmp_path / "two", **both), target)
+    with pytest.raises(ValueError, match="use_aux_hidden_state=false, so this head fuses no taps"):
+        read_head(eagle3(tmp_path / "none", eagle_config={"use_aux_hidden_state": False}), target)
     with pytest.raises(ValueError, match="reads the input of layer 9, 'tiny' has 8 layers"):
         read_head(eagle3(tmp_path / "d", **{ids: [1, 3, 9]}), target)
 
@@ -177,6 +244,11 @@ def test_the_norms_of_3_1_travel(tmp_path, target):
     same(again.params, head.params)
     with pytest.raises(ValueError, match="unexpected fc_norm.0.weight"):
         read_head(eagle3(tmp_path / "bad", extra), target)
+    # Under the other name that such norms have.
+    other = {name.replace("fc_norm", "fcs"): value for name, value in extra.items()}
+    same(read_head(eagle3(tmp_path / "fcs", other, fc_norm=True, norm_output=True), target).params, head.params)
+    with pytest.raises(ValueError, match="the same tensor under two names"):
+        read_head(eagle3(tmp_path / "both", extra | other, fc_norm=True), target)
 
 
 def test_a_head_trained_here_serves_elsewhere(tmp_path, target):
@@ -207,6 +279,8 @@ def test_a_head_trained_here_serves_elsewhere(tmp_path, target):
     ("changes", "says"),
     [
         ({"d2t": IDS.astype(np.int64)}, rf"d2t holds absolute ids; expected offsets.*subtract arange\({DRAFT}\)"),
+        ({"d2t": GAPS, "t2d": None}, rf"may hold offsets .* or absolute ids .*add t2d, bool\[{VOCAB}\]"),
+        ({"d2t": GAPS + np.arange(DRAFT), "t2d": None}, r"may hold offsets .* or absolute ids"),
         ({"d2t": None}, f"has no d2t, but a draft vocabulary of {DRAFT} of {VOCAB} tokens needs it"),
         ({"d2t": np.zeros(DRAFT, np.int64)}, r"d2t is no map.*those that t2d marks \(40 for 40 rows\)"),
         ({"d2t": np.zeros(7, np.int64)}, rf"d2t is int64\[7\]; expected int64\[{DRAFT}\]"),
@@ -239,7 +313,7 @@ def test_a_head_of_another_kind_or_target_is_refused(tmp_path, target):
         read_head(eagle1(tmp_path / "vocab", target, vocab_size=300), target)
     with pytest.raises(ValueError, match="cannot be written in the layout 'eagle'"):
         write_head(tmp_path / "out", read_head(three, target), target, "eagle")
-    with pytest.raises(ValueError, match="unknown layout 'gguf'; known: eagle, eagle3"):
+    with pytest.raises(ValueError, match="unknown layout 'gguf'; known: eagle, eagle-sglang, eagle3"):
         write_head(tmp_path / "out", read_head(three, target), target, "gguf")
     with pytest.raises(FileNotFoundError, match="no head at './nothing'"):
         read_head("./nothing", target)

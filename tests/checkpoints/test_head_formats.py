@@ -1,5 +1,6 @@
 """Medusa and Hydra heads of other projects: synthetic tensors, forward passes stated in torch, round trips, errors."""
 
+import dataclasses
 import json
 
 import jax
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 
 from specjax.checkpoints.drafters import SavedDrafter, load_drafter, save_drafter, target_head
+from specjax.checkpoints.formats import read_head
 from specjax.checkpoints.formats.hydra import read_hydra, write_hydra
 from specjax.checkpoints.formats.medusa import read_medusa, write_medusa
 from specjax.checkpoints.formats.tensors import BFLOAT16, read_tensors, write_tensors
 from specjax.models import merge
+from specjax.models.families import config_to_hf
 from specjax.models.medusa import HydraConfig, MedusaConfig, heads_graph
 from specjax.testing import tiny_target
 
@@ -186,6 +189,60 @@ def test_hydra_round_trip(target, tmp_path):
     assert same(load_drafter(tmp_path / "c", target).params, saved.params)
 
 
+def test_a_whole_model_in_parts_gives_its_heads(target, tmp_path):
+    tensors = medusa_file(target, "medusa", prefix="medusa_head.")
+    saved = read_medusa(write(tmp_path / "one", tensors), target)
+    # Never read: it would be refused.
+    whole = tensors | {"model.norm.weight": np.full(4, np.nan, np.float32)}
+    names = sorted(whole)
+    parts = {f"model-0000{i}-of-00002.safetensors": names[i - 1 :: 2] for i in (1, 2)}
+    for file, part in parts.items():
+        write(tmp_path / "parts", {name: whole[name] for name in part}, {"medusa_num_heads": HEADS}, file)
+    index = tmp_path / "parts" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: file for file, part in parts.items() for name in part}}))
+    found = read_head(tmp_path / "parts", target)
+    assert same(found.params, saved.params) and found.info["unused"] == ["model.norm.weight"]
+    (tmp_path / "parts" / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="index.json lists model-00002-of-00002.safetensors, which .* not have"):
+        read_head(tmp_path / "parts", target)
+
+
+def test_vllm_heads_are_known_by_their_config(target, tmp_path):
+    tensors = medusa_file(target, "vllm", rows=len(MAP)) | {"token_map": np.asarray(MAP)}
+    config = {"architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": HEADS, "logit_scale": 2.0}
+    found = read_head(write(tmp_path / "a", tensors, config), target)
+    assert found.method == "medusa" and found.info["config_unused"] == ["logit_scale"]
+    again = read_head(write(tmp_path / "b", tensors, config | {"truncated_vocab_size": None}), target)
+    assert same(again.params, found.params) and again.tables["vocab"].tolist() == sorted(MAP)
+
+
+def test_hydra_plus_plus_says_what_it_says_in_torch(target, tmp_path):
+    """The prefix is a model of one layer, as transformers has it, over the hidden states."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    layer = config_to_hf(target.config.with_layers((0,)))
+    model = transformers.LlamaModel(transformers.LlamaConfig(**{k: layer[k] for k in layer if k != "torch_dtype"}))
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(torch.tensor(drawn(np.random.default_rng(value.numel()), *value.shape)))
+    prefix = {f"prefix_embeding_layer.{name}": value.numpy() for name, value in model.state_dict().items()}
+    tensors = hydra_file(target, dropout=True) | prefix
+    config = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hydra_num_heads": HEADS, "strange": 1}
+    saved = read_head(write(tmp_path / "a", tensors, config), target)
+    assert saved.info["unused"] == ["prefix_embeding_layer.embed_tokens.weight"]
+    assert saved.info["config_unused"] == ["strange"]
+    hidden = np.random.default_rng(5).normal(size=(1, 6, target.config.hidden_size)).astype(np.float32)
+    network = merge(heads_graph(saved.config)[0], saved.params)
+    ours = network.prefix.full(jnp.asarray(hidden), jnp.arange(6)[None], jnp.ones((1, 6), jnp.int32))
+    with torch.no_grad():
+        theirs = model(inputs_embeds=torch.tensor(hidden))[0]
+    np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-4)
+    # Back under the same names, dropout counted.
+    files = write_hydra(tmp_path / "b", saved, target)
+    written = read_tensors(tmp_path / "b" / files[0])
+    assert written.keys() == tensors.keys() - set(saved.info["unused"])
+    assert same(read_head(tmp_path / "b", target).params, saved.params)
+
+
 def sharing(target, method, **changes):
     """Heads as they are trained here: the target's head rows of a draft vocabulary."""
     vocab = jnp.asarray(sorted(MAP), jnp.int32)
@@ -274,10 +331,15 @@ def test_heads_of_another_target_are_refused(target, tmp_path):
 @pytest.mark.parametrize(
     ("config", "change", "says"),
     [
-        ({"hydra_head_arch": "eagle"}, {}, "hydra_head_arch='eagle' is not read; expected 'mlp'"),
+        ({"hydra_head_arch": "eagle"}, {}, "hydra_head_arch='eagle' is not read; expected mlp or prefix-mlp"),
         ({"grounded_heads": False}, {}, "grounded_heads=false"),
         ({"hidden_state_offset": 1}, {}, "hidden_state_offset=1 is not read"),
-        ({}, {"prefix_embeding_layer.norm.weight": np.ones(32, np.float32)}, "prefix attention layer"),
+        (
+            {},
+            {"prefix_embeding_layer.norm.weight": np.ones(32, np.float32)},
+            "missing prefix_embeding_layer.layers.0.mlp",
+        ),
+        ({"hydra_head_arch": "prefix-mlp"}, {}, "has no tensors of a prefix layer"),
         ({}, {"other": np.ones(32, np.float32)}, "unexpected tensors: other"),
         ({}, {"hydra_lm_head.0.bias": None}, "missing hydra_lm_head.0.bias"),
         ({}, {"hydra_mlp.2.1.linear.weight": None, "hydra_mlp.2.1.linear.bias": None}, "head 2 has 1 blocks, head 0 2"),
@@ -314,8 +376,15 @@ def test_what_cannot_be_written_is_refused(target, tmp_path):
         write_medusa(tmp_path, ours, target, "v9")
     with pytest.raises(ValueError, match="a drafter of method 'medusa' cannot be written as one of 'hydra'"):
         write_hydra(tmp_path, ours, target)
-    with pytest.raises(ValueError, match="a prefix layer"):
-        write_hydra(tmp_path, sharing(target, "hydra", prefix=tiny_target(layers=1).config), target)
+    foreign = dataclasses.replace(tiny_target(layers=1).config, qk_norm=True)
+    with pytest.raises(ValueError, match="prefix is a plain Llama layer, this one has norms of queries and keys"):
+        write_hydra(tmp_path, sharing(target, "hydra", prefix=foreign), target)
+    deep = sharing(target, "hydra")
+    for head in deep.params["heads"].values():
+        head["blocks"][1] = jax.tree.map(jnp.zeros_like, head["blocks"][0])
+    deep = dataclasses.replace(deep, config=dataclasses.replace(deep.config, num_layers=3))
+    with pytest.raises(ValueError, match="num_layers=3: the authors' code runs its second block for every later one"):
+        write_hydra(tmp_path, deep, target)
     own = read_medusa(write(tmp_path, medusa_file(target, "vllm", rows=5) | {"token_map": np.asarray(MAP)}), target)
     with pytest.raises(ValueError, match="the layout 'medusa' has no reduced vocabulary"):
         write_medusa(tmp_path, own, target, "medusa")

@@ -38,7 +38,7 @@ def test_round_trip(tmp_path: Any, layout: str, depth: int) -> None:
     saved = drafter(depth)
     assert write_mtp(tmp_path, saved, target(), layout) == ["model.safetensors", "config.json"]
     loaded = read_mtp(tmp_path, target())
-    assert loaded.config == saved.config and loaded.info == {"layout": layout}
+    assert loaded.config == saved.config and loaded.info == {"layout": layout, "dtype": "bfloat16"}
     same = jax.tree.map(lambda a, b: bool((a == b).all()), loaded.params, saved.params)
     assert all(jax.tree.leaves(same))
 

@@ -11,17 +11,18 @@ from etils import epath
 from specjax.checkpoints.drafters import SavedDrafter, find_drafter, load_drafter, save_drafter
 from specjax.checkpoints.formats.eagle import read_eagle, write_eagle
 from specjax.checkpoints.formats.hydra import read_hydra, write_hydra
-from specjax.checkpoints.formats.medusa import read_medusa, write_medusa
+from specjax.checkpoints.formats.medusa import is_vllm_medusa, read_medusa, write_medusa
 from specjax.checkpoints.formats.mtp import read_mtp, write_mtp
 from specjax.checkpoints.formats.redrafter import is_redrafter, read_redrafter
-from specjax.checkpoints.formats.tensors import read_json
+from specjax.checkpoints.formats.tensors import FLOATS, read_json
 from specjax.checkpoints.sources import CACHE, from_hub
 from specjax.models.target import Target
 
 OWN = "specjax"
-# layout -> write(directory, drafter, target) -> files
-WRITERS: dict[str, Callable[[epath.PathLike, SavedDrafter, Target], list[str]]] = {
+# layout -> write(directory, drafter, target, dtype=...) -> files
+WRITERS: dict[str, Callable[..., list[str]]] = {
     "eagle": partial(write_eagle, layout="eagle"),
+    "eagle-sglang": partial(write_eagle, layout="eagle-sglang"),
     "eagle3": partial(write_eagle, layout="eagle3"),
     "hydra": write_hydra,
     "medusa": partial(write_medusa, layout="medusa"),
@@ -58,14 +59,18 @@ def read_head(source: str | epath.Path, target: Target) -> SavedDrafter:
     for method, read in (("hydra", read_hydra), ("medusa", read_medusa)):
         if any(name.startswith(method) for name in names) or f"{method}_num_heads" in content:
             return read(path, target)
+    if is_vllm_medusa(content):
+        return read_medusa(path, target)
     if is_redrafter(content):
         return read_redrafter(path, target)
     if "num_nextn_predict_layers" in content:
         return read_mtp(folder, target)
-    return read_medusa(path, target) if "truncated_vocab_size" in content else read_eagle(path, target)
+    return read_eagle(path, target)
 
 
-def write_head(directory: epath.PathLike, drafter: SavedDrafter, target: Target, layout: str = "") -> list[str]:
+def write_head(
+    directory: epath.PathLike, drafter: SavedDrafter, target: Target, layout: str = "", dtype: str = ""
+) -> list[str]:
     """Writes a drafter in a layout of others, or in ours (`specjax`).
 
     Args:
@@ -73,20 +78,25 @@ def write_head(directory: epath.PathLike, drafter: SavedDrafter, target: Target,
         drafter: as `read_head` gives it.
         target: that it belongs to.
         layout: of `WRITERS`; empty for the usual one of its method.
+        dtype: of the floats, `bfloat16`, `float16` or `float32`; empty for what the head was read in, bfloat16 for one
+            that was trained here.
 
     Returns:
         The files written.
 
     Raises:
-        ValueError: no such layout, or one that cannot hold this drafter.
+        ValueError: no such layout or dtype, or a layout that cannot hold this drafter.
     """
     layout = layout or USUAL.get(drafter.method, OWN)
+    dtype = dtype or drafter.info.get("dtype", "bfloat16")
+    if dtype not in FLOATS:
+        raise ValueError(f"dtype={dtype!r}; expected one of {', '.join(FLOATS)}, or none for the head's own")
     if layout == OWN:
-        save_drafter(directory, drafter, target)
+        save_drafter(directory, drafter, target, dtype)
         return ["config.json", "model.safetensors"]
     if layout not in WRITERS:
         raise ValueError(f"unknown layout {layout!r}; known: {', '.join(sorted([OWN, *WRITERS]))}")
-    return WRITERS[layout](directory, drafter, target)
+    return WRITERS[layout](directory, drafter, target, dtype=dtype)
 
 
 def locate(source: str | epath.Path) -> epath.Path:

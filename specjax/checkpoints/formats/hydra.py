@@ -1,20 +1,27 @@
 """Hydra heads as their authors store them: `hydra_lm_head.pt` with `hydra_mlp.<i>.<j>` and `hydra_lm_head.<i>`.
 
-Only grounded heads are Hydra: head i reads the hidden state and i + 1 embeddings.
+Only grounded heads are Hydra: head i reads the hidden state and i + 1 embeddings. Hydra++ (`hydra_head_arch`
+`prefix-mlp`) has the decoder layer and norm of a model in front of them, behind `prefix_embeding_layer.`, and dropout
+between its blocks, which counts in their numbers.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from specjax.checkpoints import names
 from specjax.checkpoints.drafters import SavedDrafter, target_head
+from specjax.checkpoints.formats.keys import unread
+from specjax.checkpoints.formats.plain import layer_reasons
 from specjax.checkpoints.formats.tensors import (
     LISTED,
     find_tensors,
@@ -23,6 +30,7 @@ from specjax.checkpoints.formats.tensors import (
     refuse_broken,
     require_method,
     some,
+    stored_dtype,
     torch_linear,
     write_tensors,
 )
@@ -34,6 +42,9 @@ BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|b
 # With dropout, the matrix is the second entry of a sequence.
 HEAD = re.compile(r"hydra_lm_head\.(\d+)(?:\.1)?\.(weight|bias)")
 PREFIX = "prefix_embeding_layer."  # their spelling
+# Of the model around the prefix layer: an embedding that nothing reads, and tables of old checkpoints.
+IGNORED = (f"{PREFIX}embed_tokens.weight", f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq")
+ARCHITECTURES = ("mlp", "prefix-mlp")
 CONFIG_KEYS = ("hydra_num_heads", "hydra_num_layers", "hydra_head_arch", "grounded_heads", "hidden_state_offset")
 
 Part = dict[str, np.ndarray]
@@ -52,9 +63,13 @@ def read_hydra(path: epath.PathLike, target: Target) -> SavedDrafter:
     """
     file, content = find_tensors(path, FILES)
     _refuse_others(file, content)
-    tensors = read_tensors(file)
-    refuse_broken(file, tensors)
-    blocks, products = _sorted_out(file, tensors)
+    stored = read_tensors(file)
+    refuse_broken(file, stored)
+    dtype = stored_dtype(value.dtype for value in stored.values())
+    unused = sorted(name for name in stored if name in IGNORED)
+    prefix = {name: value for name, value in stored.items() if name.startswith(PREFIX) and name not in IGNORED}
+    _check_architecture(file, content, bool(prefix))
+    blocks, products = _sorted_out(file, {n: v for n, v in stored.items() if not n.startswith(PREFIX)})
     # Entries without parameters (dropout) leave gaps: the order counts.
     places = {i: sorted({j for head, j, _ in blocks if head == i}) for i in {head for head, _, _ in blocks}}
     count, layers = max(places) + 1, len(places[0]) if 0 in places else 0
@@ -65,6 +80,7 @@ def read_hydra(path: epath.PathLike, target: Target) -> SavedDrafter:
         num_heads=count,
         num_layers=max(layers, 1),
         own_head=True,
+        prefix=target.config.with_layers((target.config.num_layers - 1,)) if prefix else None,
         dtype=target.config.dtype,
     )
     expected = _expected(config, places)
@@ -80,6 +96,14 @@ def read_hydra(path: epath.PathLike, target: Target) -> SavedDrafter:
         if key in found and found[key].shape != shape
     ]
     problems += [f"head {i} has {len(p)} blocks, head 0 {layers}" for i, p in places.items() if len(p) != layers]
+    slots = _prefix_slots(config)
+    problems += [f"missing {name}" for name in sorted(slots.keys() - prefix.keys())]
+    problems += [f"unexpected {name}" for name in sorted(prefix.keys() - slots.keys())]
+    problems += [
+        f"{name} has shape {list(prefix[name].shape)}, expected {list(slot.shape)}"
+        for name, slot in slots.items()
+        if name in prefix and prefix[name].shape != slot.shape
+    ]
     if problems:
         raise ValueError(f"{file} does not hold Hydra heads for {target.name!r}: {'; '.join(problems[:LISTED])}")
     heads: dict[int, Any] = {}
@@ -95,12 +119,21 @@ def read_hydra(path: epath.PathLike, target: Target) -> SavedDrafter:
         }
         if not rest:
             del heads[i]["blocks"]
+    params: dict[str, Any] = {"heads": heads}
+    for name, slot in slots.items():
+        node = params.setdefault("prefix", {})
+        for key in slot.path[:-1]:
+            node = node.setdefault(key, {})
+        value = np.asarray(prefix[name], np.float32)
+        node[slot.path[-1]] = jnp.asarray(value.T if slot.transpose else value, config.dtype)
     kept = {key: content[key] for key in CONFIG_KEYS if key in content}
-    return SavedDrafter("hydra", config, {"heads": heads}, {}, ("embed",), {"file": file.name, "config": kept})
+    info = {"layout": "hydra", "file": file.name, "dtype": dtype, "config": kept, "unused": unused}
+    info["config_unused"] = unread(content, (*CONFIG_KEYS, "base_model_name_or_path"))
+    return SavedDrafter("hydra", config, params, {}, ("embed",), info)
 
 
-def write_hydra(directory: epath.PathLike, drafter: SavedDrafter, target: Target) -> list[str]:
-    """Writes Hydra heads as their authors store them, in bfloat16.
+def write_hydra(directory: epath.PathLike, drafter: SavedDrafter, target: Target, dtype: str = "bfloat16") -> list[str]:
+    """Writes Hydra heads as their authors store them.
 
     The published form has whole embeddings, a linear residual and a whole vocabulary matrix for each head. Others are
     written out as such: a map of the embeddings is multiplied in, a residual of the hidden state is a unit matrix, and
@@ -110,13 +143,14 @@ def write_hydra(directory: epath.PathLike, drafter: SavedDrafter, target: Target
         directory: made if absent.
         drafter: as `load_drafter` gives it.
         target: that it was trained for.
+        dtype: of the floats.
 
     Returns:
         The files written.
 
     Raises:
-        ValueError: not Hydra heads, heads with a prefix layer, or heads with a reduced vocabulary and matrices of their
-            own.
+        ValueError: not Hydra heads, heads with a reduced vocabulary and matrices of their own, a prefix layer that is
+            no plain Llama layer, or more than two blocks a head that differ (theirs repeat the second).
     """
     config: HydraConfig = require_method(drafter, "hydra", HydraConfig)
     if config.own_head and config.head_size < config.vocab_size:
@@ -124,32 +158,42 @@ def write_hydra(directory: epath.PathLike, drafter: SavedDrafter, target: Target
             f"the layout has no reduced vocabulary, these heads have one of {config.head_size} tokens with matrices of "
             "their own"
         )
-    if config.prefix is not None:
-        raise ValueError("these heads have a prefix layer (Hydra++), which is not written; expected heads alone")
+    if config.prefix is not None and (reasons := layer_reasons(config.prefix)):
+        raise ValueError(f"the layout's prefix is a plain Llama layer, this one has {'; '.join(reasons)}")
+    _refuse_different_blocks(config, drafter.params)
     tensors: dict[str, np.ndarray] = {}
 
     def put(name: str, part: Mapping[str, Any]) -> None:
-        tensors.update({f"{name}.{leaf}": value for leaf, value in torch_linear(part).items()})
+        tensors.update({f"{name}.{leaf}": value for leaf, value in torch_linear(part, dtype).items()})
+
+    # Dropout stands before each block and each matrix of Hydra++.
+    step, first, head_place = (2, 1, ".1") if config.prefix is not None else (1, 0, "")
 
     for i in range(config.num_heads):
         head = drafter.params["heads"][i]
         grounded = head["grounded"]
-        put(f"hydra_mlp.{i}.0.linear", _whole(config, grounded["linear"], drafter.params))
-        put(f"hydra_mlp.{i}.0.res_connection", _residual(config, i, grounded, drafter.params))
+        put(f"hydra_mlp.{i}.{first}.linear", _whole(config, grounded["linear"], drafter.params))
+        put(f"hydra_mlp.{i}.{first}.res_connection", _residual(config, i, grounded, drafter.params))
         for j, block in head.get("blocks", {}).items():
-            put(f"hydra_mlp.{i}.{j + 1}.linear", block["linear"])
+            put(f"hydra_mlp.{i}.{first + step * (j + 1)}.linear", block["linear"])
         if config.own_head:
-            put(f"hydra_lm_head.{i}", head["lm_head"])
+            put(f"hydra_lm_head.{i}{head_place}", head["lm_head"])
         else:
             kernel = target_head(target.config, target.params, jnp.arange(config.vocab_size))
-            put(f"hydra_lm_head.{i}", {"kernel": kernel, "bias": jnp.zeros((config.vocab_size,))})
+            put(f"hydra_lm_head.{i}{head_place}", {"kernel": kernel, "bias": jnp.zeros((config.vocab_size,))})
+    for name, slot in _prefix_slots(config).items():
+        leaf = drafter.params["prefix"]
+        for key in slot.path:
+            leaf = leaf[key]
+        value = np.asarray(jnp.asarray(leaf).astype(dtype))
+        tensors[name] = value.T if slot.transpose else value
     directory = epath.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     write_tensors(directory / "hydra_lm_head.safetensors", tensors)
     described = {
         "hydra_num_heads": config.num_heads,
         "hydra_num_layers": config.num_layers,
-        "hydra_head_arch": "mlp",
+        "hydra_head_arch": "mlp" if config.prefix is None else "prefix-mlp",
         "grounded_heads": True,
         "base_model_name_or_path": target.name,
     }
@@ -159,12 +203,47 @@ def write_hydra(directory: epath.PathLike, drafter: SavedDrafter, target: Target
 
 def _refuse_others(file: epath.Path, content: Mapping[str, Any]) -> None:
     arch = content.get("hydra_head_arch", "mlp")
-    if arch != "mlp":
-        raise ValueError(f"{file}: hydra_head_arch={arch!r} is not read; expected 'mlp'")
+    if arch not in ARCHITECTURES:
+        raise ValueError(f"{file}: hydra_head_arch={arch!r} is not read; expected {' or '.join(ARCHITECTURES)}")
     if not content.get("grounded_heads", True):
         raise ValueError(f"{file}: grounded_heads=false, so these heads do not see each other; they are Medusa's")
     if content.get("hidden_state_offset", 0):
         raise ValueError(f"{file}: hidden_state_offset={content['hidden_state_offset']} is not read; expected 0")
+
+
+def _check_architecture(file: epath.Path, content: Mapping[str, Any], prefix: bool) -> None:
+    arch = content.get("hydra_head_arch")
+    if arch is not None and prefix != (arch == "prefix-mlp"):
+        found = "has" if prefix else "has no"
+        raise ValueError(
+            f"{file} {found} tensors of a prefix layer ({PREFIX}*), its config.json says hydra_head_arch={arch!r}: one "
+            "of them is another head's"
+        )
+
+
+def _prefix_slots(config: HydraConfig) -> dict[str, names.Slot]:
+    """The tensors of the prefix layer by name; paths are within `params["prefix"]`."""
+    if config.prefix is None:
+        return {}
+    slots = {}
+    for name, slot in names.slots(config.prefix).items():
+        if slot.path[0] == "layers":
+            slots[PREFIX + name.removeprefix("model.")] = dataclasses.replace(slot, path=("layer", *slot.path[2:]))
+    slots[f"{PREFIX}norm.weight"] = names.Slot(("norm", "weight"), (config.hidden_size,), False)
+    return slots
+
+
+def _refuse_different_blocks(config: HydraConfig, params: Any) -> None:
+    """Their later blocks are one block that is run several times."""
+    for i, head in params["heads"].items():
+        first, *others = head.get("blocks", {}).values() or [None]
+        for other in others:
+            same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), first, other)
+            if not all(jax.tree.leaves(same)):
+                raise ValueError(
+                    f"num_layers={config.num_layers}: the authors' code runs its second block for every later one, "
+                    f"those of head {i} differ; expected num_layers of 1 or 2"
+                )
 
 
 def _sorted_out(
@@ -185,8 +264,6 @@ def _sorted_out(
             products.setdefault(int(match[1]), {})[match[2]] = value
         else:
             unexpected.append(name)
-    if any(name.startswith(PREFIX) for name in unexpected):
-        raise ValueError(f"{file} has a prefix attention layer (Hydra++), which is not read; expected heads alone")
     if unexpected:
         raise ValueError(f"{file} has unexpected tensors: {some(unexpected)}")
     if not blocks:

@@ -20,20 +20,30 @@ import numpy as np
 from etils import epath
 
 from specjax.checkpoints.drafters import SavedDrafter, target_head
+from specjax.checkpoints.formats.keys import MODEL, unread
 from specjax.checkpoints.formats.tensors import (
+    Read,
     find_tensors,
     linear,
-    read_tensors,
+    open_tensors,
     refuse_broken,
     require_method,
     some,
+    stored_dtype,
     torch_linear,
     write_tensors,
 )
 from specjax.models.medusa import MedusaConfig
 from specjax.models.target import Target
 
-FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
+FILES = (
+    "medusa_lm_head.safetensors",
+    "medusa_lm_head.pt",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 LAYOUTS = ("medusa", "vllm")
 BLOCK = {
     "medusa": re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"),
@@ -41,7 +51,15 @@ BLOCK = {
 }
 HEAD = {"medusa": re.compile(r"(\d+)\.(\d+)\.weight"), "vllm": re.compile(r"lm_heads\.(\d+)\.weight")}
 PREFIXES = ("medusa_head.", "medusa_heads.")
+# What the file says better than its config, and what describes the model around the heads.
 CONFIG_KEYS = ("medusa_num_heads", "medusa_num_layers", "num_heads", "medusa_fc_bias", "truncated_vocab_size")
+KNOWN_KEYS = (*CONFIG_KEYS, *MODEL, "base_model_name_or_path", "original_lm_head")
+
+
+def is_vllm_medusa(content: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is one of vLLM's Medusa heads, whatever its files are called."""
+    named = content.get("model_type") == "medusa" or "MedusaModel" in (content.get("architectures") or [])
+    return named or "truncated_vocab_size" in content
 
 
 def read_medusa(path: epath.PathLike, target: Target) -> SavedDrafter:
@@ -59,8 +77,8 @@ def read_medusa(path: epath.PathLike, target: Target) -> SavedDrafter:
         ValueError: not Medusa heads, heads of another target, tensors missing or unexpected, or not finite.
     """
     file, content = find_tensors(path, FILES)
-    tensors = read_tensors(file)
-    heads, layout, unused = _heads_of(file, tensors)
+    heads, layout, unused = _heads_of(file, open_tensors(file))
+    dtype = stored_dtype(value.dtype for value in heads.values())
     token_map = heads.pop("token_map", None)
     blocks, products = _sorted_out(file, layout, heads)
     shared = layout == "vllm" and bool(content.get("original_lm_head"))
@@ -94,12 +112,15 @@ def read_medusa(path: epath.PathLike, target: Target) -> SavedDrafter:
     if vocab is not None and len(vocab) < target.config.vocab_size:  # a map of all tokens orders them, and no more
         tables = {"vocab": jnp.asarray(np.sort(vocab), jnp.int32)}
     kept = {key: content[key] for key in CONFIG_KEYS if key in content}
-    info = {"layout": layout, "file": file.name, "config": kept, "unused": sorted(unused)}
+    info = {"layout": layout, "file": file.name, "dtype": dtype, "config": kept, "unused": sorted(unused)}
+    info["config_unused"] = unread(content, KNOWN_KEYS)
     return SavedDrafter("medusa", config, params, tables, (), info)
 
 
-def write_medusa(directory: epath.PathLike, drafter: SavedDrafter, target: Target, layout: str) -> list[str]:
-    """Writes Medusa heads in a layout of others, in bfloat16.
+def write_medusa(
+    directory: epath.PathLike, drafter: SavedDrafter, target: Target, layout: str, dtype: str = "bfloat16"
+) -> list[str]:
+    """Writes Medusa heads in a layout of others.
 
     Args:
         directory: made if absent.
@@ -107,6 +128,7 @@ def write_medusa(directory: epath.PathLike, drafter: SavedDrafter, target: Targe
         target: that it was trained for.
         layout: `medusa` for FasterDecoding's, which has no reduced vocabulary: heads that share the target's get all of
             its rows; `vllm` for vLLM's.
+        dtype: of the floats.
 
     Returns:
         The files written.
@@ -122,7 +144,7 @@ def write_medusa(directory: epath.PathLike, drafter: SavedDrafter, target: Targe
     for i in range(config.num_heads):
         for j, block in drafter.params["heads"][i]["blocks"].items():
             name = f"{i}.{j}.linear" if layout == "medusa" else f"blocks.{i}.layers.{j}"
-            tensors |= {f"{name}.{leaf}": value for leaf, value in torch_linear(block["linear"]).items()}
+            tensors |= {f"{name}.{leaf}": value for leaf, value in torch_linear(block["linear"], dtype).items()}
         if layout == "vllm" and not config.own_head and i:
             continue
         name = f"{i}.{config.num_layers}.weight" if layout == "medusa" else f"lm_heads.{i}.weight"
@@ -133,10 +155,10 @@ def write_medusa(directory: epath.PathLike, drafter: SavedDrafter, target: Targe
                     "with matrices of their own; expected layout='vllm'"
                 )
             head = target_head(target.config, target.params, jnp.arange(config.vocab_size))
-            tensors[name] = torch_linear({"kernel": head})["weight"]
+            tensors[name] = torch_linear({"kernel": head}, dtype)["weight"]
         else:
             product = drafter.params["heads"][i]["lm_head"] if config.own_head else drafter.params["lm_head"]
-            tensors[name] = torch_linear(product)["weight"]
+            tensors[name] = torch_linear(product, dtype)["weight"]
     if layout == "vllm" and vocab is not None:
         tensors["token_map"] = np.asarray(vocab, np.int64)
     directory = epath.Path(directory)
@@ -147,12 +169,12 @@ def write_medusa(directory: epath.PathLike, drafter: SavedDrafter, target: Targe
     return [file, "config.json"]
 
 
-def _heads_of(file: epath.Path, tensors: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str, list[str]]:
-    """The tensors of the heads without their prefix, their layout, and what else the file has."""
+def _heads_of(file: epath.Path, tensors: Mapping[str, Read]) -> tuple[dict[str, np.ndarray], str, list[str]]:
+    """The tensors of the heads without their prefix, their layout, and what else the file has, which is not read."""
     prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in tensors)), "")
-    heads = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    found = {name.removeprefix(prefix): read for name, read in tensors.items() if name.startswith(prefix)}
     unused = [name for name in tensors if not name.startswith(prefix)]
-    layout = next((name for name in LAYOUTS if any(BLOCK[name].fullmatch(key) for key in heads)), None)
+    layout = next((name for name in LAYOUTS if any(BLOCK[name].fullmatch(key) for key in found)), None)
     if layout is None:
         raise ValueError(
             f"{file} holds no Medusa heads: expected tensors such as '0.0.linear.weight' or "
@@ -160,7 +182,8 @@ def _heads_of(file: epath.Path, tensors: Mapping[str, np.ndarray]) -> tuple[dict
         )
     if "token_map" in unused:  # vLLM takes it with and without the prefix.
         unused.remove("token_map")
-        heads["token_map"] = tensors["token_map"]
+        found["token_map"] = tensors["token_map"]
+    heads = {name: read() for name, read in found.items()}
     refuse_broken(file, heads)
     return heads, layout, unused
 
@@ -244,8 +267,8 @@ def _vocabulary(
         raise ValueError(f"{file}: token_map of shape {list(ids.shape)}; expected different ids from 0 to {whole - 1}")
     if rows not in (len(ids), whole):
         raise ValueError(f"{file}: vocabulary matrices of {rows} rows, token_map of {len(ids)}; expected as many")
-    said = content.get("truncated_vocab_size", len(ids))
-    if said != len(ids):
+    said = content.get("truncated_vocab_size")
+    if said not in (None, len(ids)):
         raise ValueError(f"{file}: config says truncated_vocab_size={said}, token_map has {len(ids)} ids")
     return ids
 

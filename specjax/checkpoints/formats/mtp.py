@@ -26,7 +26,7 @@ from etils import epath
 
 from specjax.checkpoints import names
 from specjax.checkpoints.drafters import SavedDrafter
-from specjax.checkpoints.formats.tensors import BFLOAT16, refuse_broken, require_method, some, write_tensors
+from specjax.checkpoints.formats.tensors import refuse_broken, require_method, some, stored_dtype, write_tensors
 from specjax.checkpoints.safetensors import StoredTensor, open_directory
 from specjax.models.mtp import MtpConfig, mtp_config
 from specjax.models.target import Target
@@ -126,11 +126,14 @@ def read_mtp(directory: epath.PathLike, target: Target) -> SavedDrafter:
             f"{directory}: modules in the layout {name!r} do not fit {target.name!r}: {'; '.join(problems)}"
         )
     refuse_broken(directory, arrays)
-    return SavedDrafter("mtp", config, {"heads": heads}, {}, (), {"layout": name})
+    info = {"layout": name, "dtype": stored_dtype(tensors[tensor].dtype for tensor in arrays)}
+    return SavedDrafter("mtp", config, {"heads": heads}, {}, (), info)
 
 
-def write_mtp(directory: epath.PathLike, drafter: SavedDrafter, target: Target, layout: str) -> list[str]:
-    """Writes sequential modules under the names of a layout, in bfloat16, without the target's own tensors.
+def write_mtp(
+    directory: epath.PathLike, drafter: SavedDrafter, target: Target, layout: str, dtype: str = "bfloat16"
+) -> list[str]:
+    """Writes sequential modules under the names of a layout, in a dtype, without the target's own tensors.
 
     Returns:
         The files written.
@@ -159,7 +162,7 @@ def write_mtp(directory: epath.PathLike, drafter: SavedDrafter, target: Target, 
                 value = value + config.layer.norm_offset - own.offset
             if slot.path[0] == "proj" and own.token_first:
                 value = np.roll(value, config.layer.hidden_size, axis=0)
-            tensors[name] = (value.T if slot.transpose else value).astype(BFLOAT16)
+            tensors[name] = (value.T if slot.transpose else value).astype(jnp.dtype(dtype))
     directory = epath.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     write_tensors(directory / "model.safetensors", tensors)

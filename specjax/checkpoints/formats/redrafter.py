@@ -15,7 +15,8 @@ import numpy as np
 from etils import epath
 
 from specjax.checkpoints.drafters import SavedDrafter
-from specjax.checkpoints.formats.tensors import LISTED, find_tensors, linear, read_tensors, refuse_broken
+from specjax.checkpoints.formats.keys import unread
+from specjax.checkpoints.formats.tensors import LISTED, find_tensors, linear, read_tensors, refuse_broken, stored_dtype
 from specjax.models.redrafter import RedrafterConfig
 from specjax.models.target import Target
 
@@ -72,7 +73,10 @@ def read_redrafter(path: epath.PathLike, target: Target) -> SavedDrafter:
     }
     params |= {name: part(name) for name in ("rnn_w", "rnn_u", "input_proj") if f"{name}.weight" in tensors}
     kept = {key: content[key] for key in CONFIG_KEYS if key in content}
-    return SavedDrafter("redrafter", config, params, {}, ("embed",), {"file": file.name, "config": kept})
+    info = {"layout": "redrafter", "file": file.name, "config": kept}
+    info["dtype"] = stored_dtype(value.dtype for value in tensors.values())
+    info["config_unused"] = unread(content, (*CONFIG_KEYS, "model_type"))
+    return SavedDrafter("redrafter", config, params, {}, ("embed",), info)
 
 
 def _refuse_misfits(

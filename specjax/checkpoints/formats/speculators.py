@@ -7,6 +7,8 @@ from typing import Any
 
 from etils import epath
 
+from specjax.checkpoints.formats.keys import MODEL, unread
+from specjax.checkpoints.sources import published_name
 from specjax.models.families import config_to_hf
 from specjax.models.target import Target
 
@@ -21,17 +23,39 @@ OUTER = (
     "norm_output",
 )
 
+# What says who the head is and how long its chains are, not what it computes. The embedding counts as stored.
+KNOWN = (
+    "draft_attn_kernel",
+    "embed_requires_grad",
+    "speculators_config",
+    "speculators_model_type",
+    "speculators_version",
+    "tie_word_embeddings",
+    "transformer_layer_config",
+)
+
 
 def flat(file: epath.Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of the head and of its layer in one dictionary, as an EAGLE-3 config.json has them.
 
     Raises:
-        ValueError: it does not describe a layer.
+        ValueError: it does not describe a layer, or lacks what its readers differ about.
     """
     layer = content.get("transformer_layer_config")
     if not isinstance(layer, Mapping):
         raise ValueError(f"{file}: config.json has no transformer_layer_config; expected one of speculators' eagle3")
+    if "norm_before_residual" not in content:
+        raise ValueError(
+            f"{file}: config.json has no norm_before_residual, for which speculators takes false and vLLM true: add "
+            "what the head was trained with"
+        )
     return {**layer, **{key: content[key] for key in OUTER if content.get(key) is not None}}
+
+
+def unread_keys(content: Mapping[str, Any]) -> list[str]:
+    """Keys of the config, and of the layer within, that nothing reads."""
+    layer = unread(content["transformer_layer_config"], MODEL)
+    return unread(content, (*OUTER, *KNOWN)) + [f"transformer_layer_config.{key}" for key in layer]
 
 
 def nested(described: Mapping[str, Any], target: Target, tokens: int = 3) -> dict[str, Any]:
@@ -64,7 +88,7 @@ def nested(described: Mapping[str, Any], target: Target, tokens: int = 3) -> dic
             "algorithm": "eagle3",
             "proposal_methods": [proposal],
             "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": target.name, "architectures": verifier["architectures"]},
+            "verifier": {"name_or_path": published_name(target.name), "architectures": verifier["architectures"]},
         },
-        "torch_dtype": "bfloat16",
+        "torch_dtype": described["torch_dtype"],
     }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,23 +18,55 @@ from specjax.checkpoints.safetensors import Spec, read_header, write_file
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 PICKLES = (".bin", ".pt", ".pth")
+INDEX = ".index.json"
 LISTED = 10  # names that an error spells out
+FLOATS = ("bfloat16", "float16", "float32")
+
+Read = Callable[[], np.ndarray]
 
 
 def read_tensors(path: epath.PathLike) -> dict[str, np.ndarray]:
-    """All tensors of one file by name, in the dtypes that they are stored in.
+    """All tensors of `open_tensors`, read."""
+    return {name: read() for name, read in open_tensors(path).items()}
+
+
+def open_tensors(path: epath.PathLike) -> dict[str, Read]:
+    """The tensors of one file, or of all files of an index, by name: calling one gives it in its stored dtype.
 
     Args:
-        path: `.safetensors`, or `.bin`, `.pt`, `.pth`: a dictionary of tensors as torch saves it, read by torch's
-            loader for weights alone, which runs no code.
+        path: `.safetensors` (read when called), or `.bin`, `.pt`, `.pth`: a dictionary of tensors as torch saves it,
+            read at once by torch's loader for weights alone, which runs no code; or an `.index.json` of such files.
 
     Raises:
+        FileNotFoundError: a file of the index is not there.
         ValueError: damaged, not a dictionary of tensors, or a pickle that needs code to be read.
         ImportError: a pickle, and torch is not installed.
     """
     path = epath.Path(path)
+    if path.name.endswith(INDEX):
+        return _open_parts(path)
     if path.suffix not in PICKLES:
-        return {name: tensor.read() for name, tensor in read_header(path).items()}
+        return {name: tensor.read for name, tensor in read_header(path).items()}
+    return {name: functools.partial(_array, value) for name, value in _load_pickle(path).items()}
+
+
+def _open_parts(index: epath.Path) -> dict[str, Read]:
+    """The tensors that an index lists, each from the file that it names."""
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise ValueError(f"{index} lists no tensors: expected a weight_map of names to files")
+    absent = [name for name in sorted(set(listed.values())) if not (index.parent / name).exists()]
+    if absent:
+        raise FileNotFoundError(f"{index} lists {some(absent)}, which {index.parent} does not have: fetch them too")
+    files = {name: open_tensors(index.parent / name) for name in sorted(set(listed.values()))}
+    missing = [name for name, file in listed.items() if name not in files[file]]
+    if missing:
+        raise ValueError(f"{index} lists {some(missing)}, which the files that it names do not hold: fetch them again")
+    return {name: files[file][name] for name, file in listed.items()}
+
+
+def _load_pickle(path: epath.Path) -> dict[str, Any]:
+    """Torch's tensors of a pickle."""
     try:
         import torch
     except ImportError as error:
@@ -48,7 +81,7 @@ def read_tensors(path: epath.PathLike) -> dict[str, np.ndarray]:
         ) from error
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise ValueError(f"{path} is not a dictionary of tensors; expected a state dict saved by torch")
-    return {str(name): _array(value) for name, value in content.items()}
+    return {str(name): value for name, value in content.items()}
 
 
 def write_tensors(path: epath.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
@@ -100,10 +133,16 @@ def linear(part: Mapping[str, np.ndarray], dtype: str) -> dict[str, Any]:
     return kernel | ({"bias": jnp.asarray(np.asarray(part["bias"], np.float32), dtype)} if "bias" in part else {})
 
 
-def torch_linear(part: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """A linear layer of ours as torch's: `weight` `[out, in]`, `bias`, in bfloat16."""
-    weight = {"weight": np.asarray(jnp.asarray(part["kernel"]).T.astype(jnp.bfloat16))}
-    return weight | ({"bias": np.asarray(jnp.asarray(part["bias"]).astype(jnp.bfloat16))} if "bias" in part else {})
+def torch_linear(part: Mapping[str, Any], dtype: str = "bfloat16") -> dict[str, np.ndarray]:
+    """A linear layer of ours as torch's: `weight` `[out, in]`, `bias`."""
+    weight = {"weight": np.asarray(jnp.asarray(part["kernel"]).T.astype(dtype))}
+    return weight | ({"bias": np.asarray(jnp.asarray(part["bias"]).astype(dtype))} if "bias" in part else {})
+
+
+def stored_dtype(dtypes: Iterable[np.dtype]) -> str:
+    """The dtype that holds all floats of a file as they are: their own where they agree, float32 otherwise."""
+    found = {dtype.name for dtype in dtypes if dtype.name.startswith(("float", "bfloat"))}
+    return found.pop() if len(found) == 1 and found <= set(FLOATS) else "float32"
 
 
 def require_method(drafter: SavedDrafter, method: str, kind: type[Any]) -> Any:

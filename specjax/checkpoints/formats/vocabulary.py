@@ -13,10 +13,15 @@ def read_vocabulary(
     map of the whole vocabulary says so too).
 
     Raises:
-        ValueError: the map is missing, holds absolute ids, does not rise, or disagrees with the mask.
+        ValueError: the map is missing, holds absolute ids or may hold them, does not rise, or disagrees with the mask.
     """
     d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if draft_vocab in (None, vocab_size) and d2t is None:
+        if t2d is not None and not (t2d.shape == (vocab_size,) and t2d.astype(bool).all()):
+            raise ValueError(
+                f"{file} has a t2d that marks {int(t2d.astype(bool).sum())} of {vocab_size} tokens, but no d2t, and "
+                "config.json names no smaller draft_vocab_size: one of them is another head's"
+            )
         return None
     if d2t is None:
         raise ValueError(f"{file} has no d2t, but a draft vocabulary of {draft_vocab} of {vocab_size} tokens needs it")
@@ -27,9 +32,18 @@ def read_vocabulary(
     ids, mask = np.arange(len(d2t)) + d2t.astype(np.int64), None if t2d is None else t2d.astype(bool)
     if mask is not None and mask.shape != (vocab_size,):
         raise ValueError(f"{file}: t2d has shape {list(mask.shape)}; expected [{vocab_size}], one entry a target token")
+    absolute = d2t.astype(np.int64)
     if _fits(ids, mask, vocab_size):
+        # Offsets between neighbouring ids are equal, so only a vocabulary without two ids in a row can be taken for
+        # absolute ones; the mask decides then.
+        if mask is None and _fits(absolute, None, vocab_size) and not np.array_equal(ids, absolute):
+            raise ValueError(
+                f"{file}: d2t may hold offsets (ids {ids[0]} to {ids[-1]}) or absolute ids ({absolute[0]} to "
+                f"{absolute[-1]}), and there is no t2d to tell: add t2d, bool[{vocab_size}], True for the target ids "
+                "that the draft has"
+            )
         return None if len(ids) == vocab_size else ids
-    if _fits(d2t.astype(np.int64), mask, vocab_size):
+    if _fits(absolute, mask, vocab_size):
         raise ValueError(
             f"{file}: d2t holds absolute ids; expected offsets, target id = i + d2t[i]: subtract arange({len(d2t)})"
         )
