@@ -13,7 +13,10 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
     """The config of one conversion."""
     config = config_dict.ConfigDict()
     config.target = {"source": arg, "dtype": "float32"}
-    # eagle, eagle3, speculators, medusa, medusa-vllm, hydra, specjax; empty: the usual one of the head's method, and
-    # specjax for a head that is read in another layout.
+    # eagle, eagle-sglang, eagle3, speculators, medusa, medusa-vllm, hydra, mtp-deepseek, mtp-mimo, mtp-qwen3-next,
+    # specjax; empty: the usual one of the head's method, and specjax for a head that is read in another layout.
     config.layout = ""
+    config.dtype = ""  # of the floats; empty: as they were read, bfloat16 for a head that was trained here
+    # results.json of a benchmark (`experiments.benchmark`) that has rows of this head: its card shows them.
+    config.results = ""
     return config
