@@ -109,12 +109,12 @@ def test_eagle_3_says_its_taps_twice(tmp_path, target, taps):
 
 
 def test_speculators_and_the_norms_of_3_1(tmp_path, target):
-    config = three(target, (0, 4, 5), fc_norm=True, norm_before_fc=True)
+    config = three(target, (0, 4, 5), fc_norm=True, norm_output=True)
     write_head(tmp_path, head(target, config), target, "speculators")
     tensors, content = written(tmp_path)
-    norms = {"input_norm.weight", *(f"fc_norm.{i}.weight" for i in range(3))}
+    norms = {f"fc_norm.{i}.weight" for i in range(3)}
     assert set(tensors) == {f"layers.0.{name}" for name in IN_3} | EAGLE3 | norms
-    assert content[TAP_IDS] == [0, 4, 5] and content["fc_norm"] and content["norm_before_fc"]
+    assert content[TAP_IDS] == [0, 4, 5] and content["fc_norm"] and content["norm_output"]
     assert content["transformer_layer_config"].keys() == LAYER_KEYS | {"architectures"}
     assert read_head(tmp_path, target).config == config
 
@@ -159,6 +159,11 @@ def test_a_plain_layer_under_another_name_is_written_as_llama(tmp_path, target):
     write_head(tmp_path, head(target, EagleConfig(layer=layer, bias=False)), target, "eagle")
     _, content = written(tmp_path)
     assert content["model_type"] == "llama" and content["rope_theta"] == 5e5 and "sliding_window" not in content
+
+
+def test_two_ways_to_norm_the_taps_are_refused(tmp_path, target):
+    with pytest.raises(ValueError, match="has fc_norm and norm_before_fc, and the readers of the layout 'speculators'"):
+        write_head(tmp_path, head(target, three(target, fc_norm=True, norm_before_fc=True)), target, "speculators")
 
 
 def test_taps_that_a_layout_cannot_name_are_refused(tmp_path, target):

@@ -41,6 +41,11 @@ def refuse_others(drafter: SavedDrafter, layout: str) -> None:
         return
     if len(config.taps) != FUSED:
         raise ValueError(f"taps={config.taps}: the readers of the layout {layout!r} fuse {FUSED} layers")
+    if config.fc_norm and config.norm_before_fc:
+        raise ValueError(
+            f"this head has fc_norm and norm_before_fc, and the readers of the layout {layout!r} have one of them at "
+            "most: train with one, or keep the layout 'specjax'"
+        )
     if layout == "eagle3" and min(config.taps) == 0:
         raise ValueError(
             f"taps={config.taps}: the layout 'eagle3' names layers by their outputs, and tap 0, the embeddings, is "
