@@ -171,7 +171,7 @@ def _member(target: Target, index: int, options: dict[str, Any]) -> Drafting:
         raise ValueError(f"member {index} of the ensemble is drafter {name!r}; known: {', '.join(sorted(DRAFTERS))}")
     try:
         return lookup(DRAFTERS, name, "drafter")(target, **options)
-    except (ImportError, TypeError, ValueError) as error:
+    except (ImportError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"member {index} of the ensemble, drafter {name!r}: {error}") from error
 
 

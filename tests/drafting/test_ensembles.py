@@ -42,6 +42,7 @@ MAKERS = {
     "mixture": functools.partial(EnsembleMixture, num_nodes=3),
     "learned_mixture": functools.partial(EnsembleMixture, num_nodes=3, learning_rate=0.5),
     "early_exit_proxy": functools.partial(EnsembleProxy, num_nodes=3, proxy="early_exit", layer=0),
+    "oracle": functools.partial(EnsembleProxy, num_nodes=3, proxy="oracle"),
     "calibrated_proxy": functools.partial(EnsembleProxy, num_nodes=3, proxy="calibration"),
     "random_proxy": functools.partial(EnsembleProxy, num_nodes=3, proxy="random"),
 }
@@ -152,6 +153,7 @@ LAW_MAKERS = MAKERS | {
     "learned_mixture": functools.partial(EnsembleMixture, num_nodes=2, learning_rate=0.5),
     # The Markov target is its own embedding and head: layer 0 is a perfect proxy, the hardest choice.
     "early_exit_proxy": functools.partial(EnsembleProxy, num_nodes=2, proxy="early_exit", layer=0),
+    "oracle": functools.partial(EnsembleProxy, num_nodes=2, proxy="oracle"),
     "calibrated_proxy": functools.partial(EnsembleProxy, num_nodes=2, proxy="calibration"),
     "random_proxy": functools.partial(EnsembleProxy, num_nodes=2, proxy="random"),
 }
@@ -336,7 +338,7 @@ def test_members_that_need_taps_have_the_ensembles_depth() -> None:
     [
         (lambda m: EnsembleVote(m, num_nodes=3, run=2), "num_nodes=3, run=2"),
         (lambda m: EnsembleMixture(m, num_nodes=0), "num_nodes=0"),
-        (lambda m: EnsembleProxy(m, proxy="oracle"), "proxy='oracle'; expected early_exit, calibration, random"),
+        (lambda m: EnsembleProxy(m, proxy="best"), "proxy='best'; expected early_exit, oracle, calibration, random"),
         (lambda m: EnsembleProxy(m, step_size=0.0), "step_size=0.0"),
     ],
 )
@@ -367,6 +369,13 @@ def test_makers_name_the_member_that_does_not_fit() -> None:
         make_drafter("ensemble_union", target, members=[{**lookup, "num_nodes": 0}, lookup])
     with pytest.raises(ValueError, match="does not take these options"):
         make_drafter("ensemble_union", target, members=[lookup, lookup], weights=(1, 1))
+    missing = {"name": "draft_model", "source": "runs/never"}
+    with pytest.raises(ValueError, match="member 1 of the ensemble, drafter 'draft_model': .*runs/never"):
+        make_drafter("ensemble_union", target, members=[lookup, missing])
+    # A share above 1 would outweigh a whole vote.
+    for name, option in (("ensemble_vote", "accuracy"), ("ensemble_proxy", "worth")):
+        with pytest.raises(ValueError, match=rf"{option}=\(0.5, 3.0\); expected shares: numbers of at most 1"):
+            make_drafter(name, target, members=[lookup, lookup], **{option: (0.5, 3.0)})
 
 
 def test_bytes_of_every_member_count() -> None:

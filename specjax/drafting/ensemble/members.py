@@ -292,17 +292,28 @@ def _runs(
         yield drafters[indices[0]], [(params[i], tables[i]) for i in indices]
 
 
-def per_member(name: str, values: Sequence[float] | None, count: int, default: float) -> jax.Array:
+def per_member(
+    name: str, values: Sequence[float] | None, count: int, default: float, *, most: float | None = None
+) -> jax.Array:
     """`[J]` float32: one number a member, checked.
 
+    Args:
+        name: of the numbers, for errors.
+        values: one a member; None for the default.
+        count: of members.
+        default: where there are no values.
+        most: what none of them may exceed: 1 where they are shares.
+
     Raises:
-        ValueError: not one a member, a negative or infinite one, or all of them zero.
+        ValueError: not one a member, a negative, infinite or too large one, or all of them zero.
     """
     numbers = [default] * count if values is None else [float(v) for v in values]
     if len(numbers) != count:
         raise ValueError(f"{name}={tuple(numbers)} for {count} members; give one number a member")
     if not all(0 <= v < float("inf") for v in numbers) or not any(numbers):
         raise ValueError(f"{name}={tuple(numbers)}; expected numbers >= 0, at least one of them above 0")
+    if most is not None and max(numbers) > most:
+        raise ValueError(f"{name}={tuple(numbers)}; expected shares: numbers of at most {most:g}")
     return jnp.asarray(numbers, jnp.float32)
 
 

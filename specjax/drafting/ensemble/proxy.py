@@ -20,9 +20,11 @@ from specjax.drafting.ensemble.union import join
 from specjax.drafting.ensemble.vote import proposed
 from specjax.models import Decoder, KVCache, Tap
 
-# What chooses: the target's own layers below `layer`, what each member's runs were worth so far, or chance.
-Proxy = Literal["early_exit", "calibration", "random"]
-PROXIES = ("early_exit", "calibration", "random")
+# What chooses: the target's own layers below `layer`, or all of them, what each member's runs were worth so far, or
+# chance.
+Proxy = Literal["early_exit", "oracle", "calibration", "random"]
+PROXIES = ("early_exit", "oracle", "calibration", "random")
+READERS = ("early_exit", "oracle")  # of the drafted tokens
 
 
 @flax.struct.dataclass
@@ -46,7 +48,7 @@ class EnsembleProxy:
 
     `early_exit` reads the drafted tokens: it runs the target's first `layer` layers, its last norm and its head over
     all runs, and takes the one whose tokens have the highest expected accepted length there. A choice by drawn tokens
-    changes their law, so these drafts are fixed. With `layer` at the target's depth it is the oracle, for analysis: it
+    changes their law, so these drafts are fixed. `oracle` is the same with all of the target's layers, for analysis: it
     costs a whole target pass. `calibration` takes the member whose runs were confirmed best in this request, `random`
     any; neither looks at drawn tokens, so the chosen nodes keep their laws.
 
@@ -95,7 +97,7 @@ class EnsembleProxy:
     @property
     def reads_tokens(self) -> bool:
         """Whether the choice depends on tokens that were drawn."""
-        return self.proxy == "early_exit"
+        return self.proxy in READERS
 
     @property
     def draft_passes(self) -> int:
@@ -116,7 +118,7 @@ class EnsembleProxy:
 
     def tables(self, members: tuple[Any, ...], worth: Sequence[float] | None = None) -> Any:
         """The ensemble's tables around those of its members; `worth` is one number a member, equal by default."""
-        return {"members": members, "worth": per_member("worth", worth, self.members.count, 0.5)}
+        return {"members": members, "worth": per_member("worth", worth, self.members.count, 0.5, most=1.0)}
 
     def init_state(self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int) -> ProxyState:
         """The tables' calibration in every row."""
@@ -155,7 +157,7 @@ class EnsembleProxy:
         """All runs, then the choice."""
         drafts, own, cache = self._sized.propose(params, tables["members"], target, cache, state.members, context, keys)
         runs_bjd = jnp.stack([proposed(draft) for draft in drafts], axis=1)
-        if self.proxy == "early_exit":
+        if self.proxy in READERS:
             score_bj, cache = self._early_exit(target, cache, drafts, context, state.worth)
         elif self.proxy == "calibration":
             score_bj = state.worth
@@ -197,11 +199,16 @@ class EnsembleProxy:
         self, target: Decoder, cache: KVCache, drafts: list[Draft], context: Context, worth_bj: jax.Array
     ) -> tuple[jax.Array, KVCache]:
         """`[B, J]`: how well the proxy likes each run, from one pass over all of them side by side."""
+        if self.proxy == "early_exit" and self.layer > target.config.num_layers:
+            raise ValueError(
+                f"layer={self.layer} of the proxy, but the target has {target.config.num_layers}; expected at most "
+                "that, or proxy 'oracle' for all of them"
+            )
         count, depth = len(drafts), self.num_nodes
         runs = join([dataclasses.replace(draft, laws=draft.laws[:, :0]) for draft in drafts])
         view = draft_view(runs, context.length - 1)
         inputs = jnp.concatenate([context.last(1), runs.tokens], axis=1)
-        out, cache = target.cached(inputs, cache, view, stop=self.layer)
+        out, cache = target.cached(inputs, cache, view, stop=None if self.proxy == "oracle" else self.layer)
         before = np.arange(count * depth).reshape(count, depth)  # index in the pass of what each token follows
         before[:, 0] = 0
         followed = before.reshape(-1)

@@ -98,7 +98,7 @@ class EnsembleVote:
 
     def tables(self, members: tuple[Any, ...], accuracy: Sequence[float] | None = None) -> Any:
         """The ensemble's tables around those of its members; `accuracy` is one number a member, equal by default."""
-        return {"members": members, "accuracy": per_member("accuracy", accuracy, self.members.count, 0.5)}
+        return {"members": members, "accuracy": per_member("accuracy", accuracy, self.members.count, 0.5, most=1.0)}
 
     def init_state(self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int) -> VoteState:
         """Nothing voted yet."""
