@@ -3,13 +3,22 @@
     python -m experiments.benchmark --config=configs/ensembles.py --workdir=runs/ensembles
 
 Arguments, separated by commas: `quick` takes 2 prompts, 16 tokens, temperature 0 and one ensemble of each kind;
-anything else is a draft model to be a member, a zoo entry or a path (configs/ensembles.py:runs/a,runs/b). Prompt lookup
-is always a member. Members of one config run as one where `stacked` says so; their weights are not packed then.
+`target=<alias or anything that load_target takes>`; anything else is a draft model to be a member, a zoo entry or a
+path (configs/ensembles.py:runs/a,runs/b). Prompt lookup is always a member. Members of one config run as one where
+`stacked` says so; their weights are not packed then. Afterwards, the ensembles against their members:
+
+    python -m experiments.ensembles --config=configs/ensembles.py --workdir=runs/ensembles
 """
 
+import difflib
+
+from etils import epath
 from ml_collections import config_dict
 
-# Draft models that are members where the argument names none.
+from specjax.checkpoints import drafters
+
+TARGET = "smollm2"
+# Draft models that are members where the argument names none; for that target.
 DRAFTS = ("smollm2-135m-distilled",)
 NUM_NODES = 4
 
@@ -18,9 +27,13 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     """The config of one run."""
     arguments = [a for a in (arg or "").split(",") if a]
     quick = "quick" in arguments
-    drafts = tuple(a for a in arguments if a != "quick") or DRAFTS
+    targets = [a.removeprefix("target=") for a in arguments if a.startswith("target=")]
+    target = (*targets, TARGET)[0]
+    drafts = tuple(a for a in arguments if a != "quick" and not a.startswith("target="))
+    check_arguments(target, targets, drafts)
+    drafts = drafts or DRAFTS
     config = config_dict.ConfigDict()
-    config.target = {"source": "smollm2", "dtype": "float32"}
+    config.target = {"source": target, "dtype": "float32"}
     config.system_prompt = config_dict.placeholder(str)
     config.template = "chat"  # or plain, vicuna, a Jinja file
 
@@ -60,8 +73,8 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
         "proxy": {**proxy, "proxy": "early_exit", "layer": 6},
         "calibrated": {**proxy, "proxy": "calibration"},
         "random": {**proxy, "proxy": "random"},
-        # All 30 layers of the target: what the best choice would reach. Its speed says nothing.
-        "oracle": {**proxy, "proxy": "early_exit", "layer": 30},
+        # All layers of the target: what the best choice would reach. Its speed says nothing.
+        "oracle": {**proxy, "proxy": "oracle"},
     }
     config.only = ("autoregressive", *members, "union", "vote", "mixture", "proxy") if quick else ()
 
@@ -73,3 +86,27 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.loop_threshold = 0.4
     config.coloured_texts = 0
     return config
+
+
+def check_arguments(target: str, targets: list[str], drafts: tuple[str, ...]) -> None:
+    """Refuses words that are neither options nor drafts.
+
+    Raises:
+        ValueError: such a word, two targets, or a target of one's own without drafts for it.
+    """
+    entries = drafters.zoo_entries()
+    for word in drafts:
+        if "/" not in word and word not in entries and not epath.Path(word).exists():
+            close = difflib.get_close_matches(word, ("quick", *entries), n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(
+                f"unknown argument {word!r} of configs/ensembles.py; {hint}known: quick, target=<source>, the path of "
+                f"a draft, or of the zoo: {', '.join(entries)}"
+            )
+    if len(targets) > 1 or not target:
+        raise ValueError(f"configs/ensembles.py takes one target=<source>, not {targets}")
+    if target != TARGET and not drafts:
+        raise ValueError(
+            f"target={target}, but no draft for it: the zoo's belong to {TARGET}. Expected paths of drafts besides, as "
+            f"in configs/ensembles.py:target={target},runs/draft"
+        )

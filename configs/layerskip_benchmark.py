@@ -3,8 +3,8 @@
     python -m experiments.pretrain --config=configs/layerskip.py:small --workdir=runs/layerskip
     python -m experiments.benchmark --config=configs/layerskip_benchmark.py:runs/layerskip
 
-The argument is the run directory of the pretraining; `,quick` behind it takes 2 prompts and 16 tokens. A continued
-training leaves no prompts of its own: --config.prompts=shipped.
+Arguments, separated by commas: the run directory of the pretraining, and `quick`, which takes 2 prompts and 16
+tokens. A continued training leaves no prompts of its own: --config.prompts=shipped.
 """
 
 from ml_collections import config_dict
@@ -12,13 +12,9 @@ from ml_collections import config_dict
 from configs import mtp_benchmark
 
 
-def get_config(arg: str = "runs/layerskip") -> config_dict.ConfigDict:
+def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     """The config of one run."""
-    run, _, option = arg.partition(",")
-    if option not in ("", "quick"):
-        raise ValueError(f"unknown argument {option!r} of configs/layerskip_benchmark.py; known: quick")
-    config = mtp_benchmark.get_config(arg)
-    del config.rows.mtp
+    config = mtp_benchmark.on_pretrained(*mtp_benchmark.run_and_quick(arg, "runs/layerskip", "layerskip_benchmark"))
     for exit_layer in (2, 3, 4):
         config.rows[f"exit_{exit_layer}"] = {
             "name": "early_exit",

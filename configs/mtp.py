@@ -3,7 +3,8 @@
 Pretraining from scratch, next token only (`heads=1`) or with further heads (Gloeckle et al. 2024), on the sources of
 Python's standard library and the prose in SPECJAX_DATA/text:
 
-    python -m experiments.pretrain --config=configs/mtp.py:small,heads=4 --workdir=runs/mtp4
+    python -m experiments.pretrain --config=configs/mtp.py:small,heads=4
+    python -m experiments.benchmark --config=configs/mtp_benchmark.py --workdir=runs/mtp_benchmark
 
 A shared module on a frozen target (FastMTP), from its hidden-state store:
 

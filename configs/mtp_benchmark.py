@@ -1,20 +1,77 @@
 """Tokens a pass against the number of heads that draft, on held-out code and prose, greedy and at T = 1.
 
-    python -m experiments.pretrain --config=configs/mtp.py:small,heads=4 --workdir=runs/mtp4
-    python -m experiments.benchmark --config=configs/mtp_benchmark.py:runs/mtp4 --workdir=runs/mtp_benchmark
+    python -m experiments.pretrain --config=configs/mtp.py:small,heads=4
+    python -m experiments.benchmark --config=configs/mtp_benchmark.py --workdir=runs/mtp_benchmark
 
-The argument is the run directory of the pretraining; `,quick` behind it takes 2 prompts and 16 tokens.
+Arguments, separated by commas: the run directory of the pretraining (runs/mtp, where experiments.pretrain puts it), and
+`quick`, which takes 2 prompts and 16 tokens. Every number of heads that the run has is measured.
 """
 
+import difflib
+import json
+
+from etils import epath
 from ml_collections import config_dict
 
+RUN = "runs/mtp"  # of experiments.pretrain, where no other is named
 
-def get_config(arg: str = "runs/mtp4") -> config_dict.ConfigDict:
+
+def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     """The config of one run."""
-    run, _, option = arg.partition(",")
-    if option not in ("", "quick"):
-        raise ValueError(f"unknown argument {option!r} of configs/mtp_benchmark.py; known: quick")
-    quick = option == "quick"
+    run, quick = run_and_quick(arg, RUN, "mtp_benchmark")
+    config = on_pretrained(run, quick)
+    depth = depth_of(run)
+    # Heads beyond the next token's that draft.
+    config.rows.mtp = {
+        "name": "mtp",
+        "source": f"{run}/drafter",
+        "num_nodes": (1,) if quick else tuple(range(1, depth + 1)),
+        "rule": "",
+    }
+    return config
+
+
+def run_and_quick(arg: str | None, default: str, name: str) -> tuple[str, bool]:
+    """A run directory and whether `quick` was given.
+
+    Args:
+        arg: of the config; parts separated by commas.
+        default: the run where none is named.
+        name: of the config, for errors.
+
+    Raises:
+        ValueError: a word that is neither `quick` nor a path, or a second run.
+    """
+    parts = [part for part in (arg or "").split(",") if part]
+    runs = [part for part in parts if part != "quick"]
+    for run in runs:
+        if "/" not in run and not epath.Path(run).exists():
+            close = difflib.get_close_matches(run, ("quick",), n=1)
+            hint = "did you mean 'quick'? " if close else ""
+            raise ValueError(
+                f"unknown argument {run!r} of configs/{name}.py; {hint}known: quick, and the directory of a run"
+            )
+    if len(runs) > 1:
+        raise ValueError(f"configs/{name}.py takes one run, not {' and '.join(map(repr, runs))}; known besides: quick")
+    return (*runs, default)[0], "quick" in parts
+
+
+def depth_of(run: str) -> int:
+    """How many heads beyond the next token's a run saved; 3 where it is not there yet.
+
+    Raises:
+        ValueError: the run trained none.
+    """
+    saved = epath.Path(run) / "drafter" / "config.json"
+    if saved.exists():
+        return int(json.loads(saved.read_text())["model"]["depth"])
+    if (epath.Path(run) / "target").exists():
+        raise ValueError(f"{run} has no drafter: it was trained with heads=1; expected a run of heads=2 or more")
+    return 3
+
+
+def on_pretrained(run: str, quick: bool) -> config_dict.ConfigDict:
+    """Plain decoding of a target that experiments.pretrain made, on its own held-out prompts."""
     config = config_dict.ConfigDict()
     config.target = {"source": f"{run}/target", "dtype": "float32"}
     config.system_prompt = config_dict.placeholder(str)
@@ -33,11 +90,7 @@ def get_config(arg: str = "runs/mtp4") -> config_dict.ConfigDict:
     config.top_p = 1.0
     config.seed = 0
 
-    config.rows = {
-        "autoregressive": {"name": "autoregressive"},
-        # Heads beyond the next token's that draft.
-        "mtp": {"name": "mtp", "source": f"{run}/drafter", "num_nodes": (1,) if quick else (1, 2, 3), "rule": ""},
-    }
+    config.rows = {"autoregressive": {"name": "autoregressive"}}
     config.only = ()
 
     config.batch = 1

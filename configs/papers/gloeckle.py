@@ -1,6 +1,6 @@
 """Gloeckle et al. 2024, Better and faster LLMs via multi-token prediction (arXiv:2404.19737): speed by heads.
 
-    python -m experiments.pretrain --config=configs/mtp.py:small,heads=4 --workdir=runs/mtp4
+    python -m experiments.pretrain --config=configs/mtp.py:small,heads=4
     python -m experiments.benchmark --config=configs/papers/gloeckle.py:small --workdir=runs/gloeckle
 
 The paper's models of 7B are trained from scratch (batch 42 at decoding); `small`, the only setting, is 5.6 M parameters
@@ -23,6 +23,6 @@ PUBLISHED = {
 def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     """The config of one run."""
     _base.choose(arg, ("small",), "gloeckle")
-    config = mtp_benchmark.get_config("runs/mtp4")
+    config = mtp_benchmark.get_config()
     config.published = PUBLISHED
     return config

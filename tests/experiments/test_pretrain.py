@@ -150,6 +150,27 @@ def test_configs_of_multi_token_prediction_name_what_they_take() -> None:
     assert build.load_config("configs/mtp_benchmark.py", "runs/a,quick").target.source == "runs/a/target"
     with pytest.raises(ValueError, match="unknown argument 'fast' of configs/mtp_benchmark.py; known: quick"):
         build.load_config("configs/mtp_benchmark.py", "runs/a,fast")
+    with pytest.raises(ValueError, match="unknown argument 'quik' of configs/mtp_benchmark.py; did you mean 'quick'"):
+        build.load_config("configs/mtp_benchmark.py", "quik")
+    with pytest.raises(ValueError, match="takes one run, not 'runs/a' and 'runs/b'"):
+        build.load_config("configs/mtp_benchmark.py", "runs/a,runs/b")
+
+
+def test_the_benchmark_of_heads_reads_the_run_that_pretraining_wrote(tmp_path: Path) -> None:
+    """Without arguments the two commands meet; what is swept is what the run has."""
+    program = Path(pretrain.__file__).read_text()
+    for argument in (None, "quick"):
+        config = build.load_config("configs/mtp_benchmark.py", argument)
+        run = config.target.source.removesuffix("/target")
+        assert f'config="configs/mtp.py", workdir="{run}"' in program
+        assert config.max_new_tokens == (16 if argument else 128) and config.rows.mtp.num_nodes[0] == 1
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter" / "config.json").write_text(json.dumps({"model": {"depth": 1}}))
+    assert build.load_config("configs/mtp_benchmark.py", str(tmp_path)).rows.mtp.num_nodes == (1,)
+    shutil.rmtree(tmp_path / "drafter")
+    (tmp_path / "target").mkdir()
+    with pytest.raises(ValueError, match="has no drafter: it was trained with heads=1; expected a run of heads=2"):
+        build.load_config("configs/mtp_benchmark.py", str(tmp_path))
 
 
 def test_configs_of_own_layers_name_what_there_is() -> None:
@@ -172,3 +193,14 @@ def test_the_config_of_ensembles(argument: str) -> None:
     lineup = build.lineup_from_config(config)
     assert {"autoregressive", "draft_1", "lookup", "union", "vote", "mixture", "proxy"} <= lineup.kept.keys()
     assert all(row["members"][0]["name"] == "draft_model" for row in lineup.kept.values() if "members" in row)
+
+
+def test_ensembles_for_any_target() -> None:
+    config = build.load_config("configs/ensembles.py", "target=some/model,runs/a,runs/b,quick")
+    assert config.target.source == "some/model" and config.rows.draft_2.source == "runs/b"
+    # Nothing in the rows is one target's own number of layers.
+    assert config.rows.oracle.proxy == "oracle" and "layer" not in config.rows.oracle
+    with pytest.raises(ValueError, match="unknown argument 'quik' of configs/ensembles.py; did you mean 'quick'"):
+        build.load_config("configs/ensembles.py", "quik")
+    with pytest.raises(ValueError, match="target=some/model, but no draft for it"):
+        build.load_config("configs/ensembles.py", "target=some/model")
