@@ -122,6 +122,9 @@ zoo: $(VENV)/.core
 	  --config.train.steps=820 --config.train.eval_every=205 --config.optimizer.steps=820 \
 	  --config.optimizer.learning_rate=1.5e-3 --config.optimizer.warmup=40
 	$(PY) -m experiments.train --config=configs/kangaroo.py:smollm2 --workdir=runs/zoo/kangaroo
+	$(PY) -m experiments.train --config=configs/ensemble_drafts.py:reasoning --workdir=runs/zoo/ensemble_reasoning
+	$(PY) -m experiments.train --config=configs/ensemble_drafts.py:code --workdir=runs/zoo/ensemble_code
+	$(PY) -m experiments.train --config=configs/ensemble_drafts.py:mixed --workdir=runs/zoo/ensemble_mixed
 
 clean:
 	rm -rf $(VENV) .venv-ci .cache .ruff_cache build dist specjax.egg-info

@@ -7,7 +7,7 @@ Arguments, separated by commas: `quick` takes 2 prompts, 16 tokens, temperature 
 path (configs/ensembles.py:runs/a,runs/b). Prompt lookup is always a member. Members of one config run as one where
 `stacked` says so; their weights are not packed then. Afterwards, the ensembles against their members:
 
-    python -m experiments.ensembles --config=configs/ensembles.py --workdir=runs/ensembles
+    python -m experiments.ensembles runs/ensembles
 """
 
 import difflib

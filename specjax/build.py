@@ -238,7 +238,8 @@ def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: 
         else:
             # A negative temperature takes every answer.
             wanted = data.temperature if data.temperature >= 0 else None
-            train = text_rows(data_dir / data.text, target, data.row_length, wanted)
+            sources = tuple(data.get("sources", ()))
+            train = text_rows(data_dir / data.text, target, data.row_length, wanted, sources=sources)
             held_out = {
                 k: text_rows(data_dir / data.held_out_text, target, data.row_length, t, data.held_out_rows)
                 for k, t in {"greedy": 0.0, "sampled": 1.0}.items()

@@ -265,11 +265,20 @@ class TextRows:
         return jax.tree.map(lambda x: x[rows], self.text)
 
 
-def answers_at(path: str | epath.Path, target: Target, temperature: float | None = None) -> list[Document]:
-    """The answers of a file as documents, all or those drawn at one temperature."""
+def answers_at(
+    path: str | epath.Path, target: Target, temperature: float | None = None, sources: Sequence[str] = ()
+) -> list[Document]:
+    """The answers of a file as documents, all or those drawn at one temperature, from all sources or from some.
+
+    Raises:
+        ValueError: a source that the file does not have, or no answers of that temperature.
+    """
     answers = read_answers(path)
     check_written_with(answers, target, path)
-    kept = [a for a in answers if temperature is None or a.temperature == temperature]
+    known = dict.fromkeys(a.source for a in answers)
+    if unknown := [source for source in sources if source not in known]:
+        raise ValueError(f"{path} has no answers from {unknown[0]!r}; its sources: {', '.join(known)}")
+    kept = [a for a in answers if temperature in (None, a.temperature) and (not sources or a.source in sources)]
     if not kept:
         raise ValueError(f"{path} has no answers drawn at temperature {temperature}")
     return [render(target.tokenizer, answer) for answer in kept]
@@ -281,9 +290,10 @@ def text_rows(
     length: int,
     temperature: float | None = None,
     max_rows: int | None = None,
+    sources: Sequence[str] = (),
 ) -> TextRows:
-    """The answers of a file as packed rows, the first `max_rows` of them."""
-    rows, _ = pack(answers_at(path, target, temperature), length)
+    """The answers of a file as packed rows, the first `max_rows` of them; of some `sources`, or of all."""
+    rows, _ = pack(answers_at(path, target, temperature, sources), length)
     return TextRows(lay_out(rows[:max_rows], length))
 
 
