@@ -14,6 +14,7 @@ from etils import epath
 from specjax import checkpoints
 from specjax.checkpoints import drafters
 from specjax.checkpoints.formats import read_head
+from specjax.checkpoints.formats.mtp import repeated
 from specjax.decoding import Drafter
 from specjax.decoding.tree import from_branching, from_choices
 from specjax.drafting.adaptive import Adaptive
@@ -137,10 +138,11 @@ def _other_tokenizer(target: Target, source: str, num_nodes: int = 4, expansion:
 
 
 def _mtp(target: Target, source: str, num_nodes: int = 0) -> Drafting:
-    """Heads or modules that were saved for the target; `num_nodes` depths of them, 0 for all."""
-    loaded = drafters.load_drafter(source, target)
-    if loaded.method != "mtp":
-        raise ValueError(f"{source!r} is a drafter of method {loaded.method!r}; expected one of method 'mtp'")
+    """Heads or modules for the target, ours or in a published layout; `num_nodes` depths of them, 0 for all.
+
+    The only module of a published checkpoint is run as often as `num_nodes` says.
+    """
+    loaded = repeated(_trained(target, source, "mtp"), num_nodes)
     return Drafting("mtp", MultiToken(loaded.config, num_nodes), loaded.params, loaded.tables)
 
 

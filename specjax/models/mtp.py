@@ -28,6 +28,7 @@ from specjax.models.decoder import Decoder, DecoderLayer, RMSNorm, Tap, split
 from specjax.models.linear import Linear
 
 KINDS = ("independent", "sequential")
+FEEDBACK = ("hidden", "normed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ class MtpConfig:
         shared: one module serves all depths (sequential only).
         feature: the target's activation that depth 1 reads: the input of its last layer for independent heads, else
             `normed` or `final`.
+        feedback: what a sequential module hands to the next depth: its `hidden` state (DeepSeek-V3), or what its own
+            norm makes of it (`normed`; MiMo and Qwen3-Next as they are served).
     """
 
     layer: ModelConfig
@@ -48,6 +51,7 @@ class MtpConfig:
     kind: Literal["independent", "sequential"] = "independent"
     shared: bool = False
     feature: int | str = "normed"
+    feedback: Literal["hidden", "normed"] = "hidden"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -56,6 +60,10 @@ class MtpConfig:
             raise ValueError(f"a depth has num_layers={self.layer.num_layers}; multi-token prediction takes 1")
         if self.depth < 1:
             raise ValueError(f"depth={self.depth}; expected at least 1 token beyond the next one")
+        if self.feedback not in FEEDBACK:
+            raise ValueError(f"feedback={self.feedback!r}; expected {' or '.join(FEEDBACK)}")
+        if self.feedback == "normed" and self.kind == "independent":
+            raise ValueError("feedback='normed' with independent heads: no depth reads another; expected 'hidden'")
         if self.shared and self.kind == "independent":
             raise ValueError("shared=True with independent heads: all of them would predict the same token")
 
@@ -88,6 +96,7 @@ def mtp_config(
     shared: bool = False,
     feature: int | str | None = None,
     draft_vocab: int = 0,
+    feedback: Literal["hidden", "normed"] = "hidden",
 ) -> MtpConfig:
     """Layers like the target's last one, at the place that the kind asks for.
 
@@ -98,6 +107,7 @@ def mtp_config(
         shared: see `MtpConfig`.
         feature: None for the trunk's output (independent) or `normed` (sequential).
         draft_vocab: Vd, 0 for the target's whole vocabulary.
+        feedback: see `MtpConfig`.
     """
     last = target.with_layers((target.num_layers - 1,))
     reduced: dict[str, Any] = {"head_size": draft_vocab, "tie_embeddings": False} if draft_vocab else {}
@@ -108,6 +118,7 @@ def mtp_config(
         kind=kind,
         shared=shared,
         feature=place if feature is None else feature,
+        feedback=feedback,
     )
 
 
@@ -157,7 +168,7 @@ class Mtp(nnx.Module):
             view: what each position sees.
 
         Returns:
-            The hidden states of depth k, and the cache.
+            What depth k + 1 reads (`MtpConfig.feedback`), and the cache.
         """
         layers, c = list(cache.layers), self.config.layer
 
@@ -186,8 +197,10 @@ class Mtp(nnx.Module):
         return self._run(k, hidden, embedded, positions_bt, attend)
 
     def normed(self, k: int, hidden: jax.Array, target: Decoder) -> jax.Array:
-        """What the head reads at depth k."""
+        """What the head reads at depth k, from what depth k + 1 reads."""
         own = self.module(k).norm
+        if self.config.feedback == "normed":
+            return hidden
         return target.final_norm(hidden) if own is None else own(hidden)
 
     def logits(self, normed: jax.Array, target: Decoder) -> jax.Array:
@@ -201,7 +214,8 @@ class Mtp(nnx.Module):
     def _run(self, k: int, hidden: jax.Array, embedded: jax.Array | None, positions_bt: jax.Array, attend: Any) -> Any:
         module = self.module(k)
         x = hidden if embedded is None else module.join(hidden, embedded)
-        return module.layer(x, positions_bt, self.config.layer.ropes[0], attend)
+        out = module.layer(x, positions_bt, self.config.layer.ropes[0], attend)
+        return module.norm(out) if self.config.feedback == "normed" else out
 
 
 @functools.cache

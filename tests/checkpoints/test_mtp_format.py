@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 from typing import Any
 
 import jax
@@ -10,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.build import make_drafter
 from specjax.checkpoints.drafters import SavedDrafter
+from specjax.checkpoints.formats import read_head
 from specjax.checkpoints.formats.mtp import LAYOUTS, read_mtp, write_mtp
 from specjax.checkpoints.formats.tensors import read_tensors, write_tensors
 from specjax.models import merge
@@ -23,9 +27,9 @@ def target() -> Any:
     return tiny_target(width=16)
 
 
-def drafter(depth: int = 1) -> SavedDrafter:
+def drafter(depth: int = 1, **options: Any) -> SavedDrafter:
     """Random modules, every norm its own, in numbers that bfloat16 holds."""
-    config = mtp_config(target().config, depth=depth, kind="sequential")
+    config = mtp_config(target().config, depth=depth, kind="sequential", **options)
     leaves, structure = jax.tree.flatten(init_mtp(config, jax.random.key(0)))
     keys = jax.random.split(jax.random.key(1), len(leaves))
     # Eighths between 1 and 2: exact in bfloat16, with and without an offset of 1.
@@ -35,12 +39,52 @@ def drafter(depth: int = 1) -> SavedDrafter:
 
 @pytest.mark.parametrize(("layout", "depth"), [("deepseek", 2), ("mimo", 2), ("qwen3_next", 1)])
 def test_round_trip(tmp_path: Any, layout: str, depth: int) -> None:
-    saved = drafter(depth)
+    saved = drafter(depth, feedback=LAYOUTS[layout].feedback)
     assert write_mtp(tmp_path, saved, target(), layout) == ["model.safetensors", "config.json"]
     loaded = read_mtp(tmp_path, target())
     assert loaded.config == saved.config and loaded.info == {"layout": layout, "dtype": "bfloat16"}
     same = jax.tree.map(lambda a, b: bool((a == b).all()), loaded.params, saved.params)
     assert all(jax.tree.leaves(same))
+
+
+def test_a_shared_module_stays_shared(tmp_path: Any) -> None:
+    saved = drafter(3, shared=True)
+    write_mtp(tmp_path, saved, target(), "deepseek")
+    assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    assert read_head(tmp_path, target()).config == saved.config
+    assert make_drafter("mtp", target(), source=str(tmp_path)).drafter.num_nodes == 3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_published_module_drafts_as_many_tokens_as_are_asked_for(tmp_path: Any, layout: str) -> None:
+    """Told by the names of its tensors; what it hands on is what the layout's own code hands on."""
+    write_mtp(tmp_path, drafter(), target(), layout)
+    (tmp_path / "config.json").unlink()
+    assert make_drafter("mtp", target(), source=str(tmp_path)).drafter.depth == 1
+    made = make_drafter("mtp", target(), source=str(tmp_path), num_nodes=3)
+    config, feedback = made.drafter.config, {"deepseek": "hidden"}.get(layout, "normed")
+    assert (config.depth, config.num_modules, config.feedback) == (3, 1, feedback)
+    plain = dataclasses.replace(config, feedback="hidden")
+    net, other = (merge(mtp_graph(c)[0], made.params) for c in (config, plain))
+    h, e = jax.random.normal(jax.random.key(0), (2, 1, 5, 16))
+    at = (jnp.arange(5)[None], jnp.ones((1, 5), jnp.int32))
+    decoder = merge(target().graph, target().params)
+    handed_on, hidden = net.full(1, h, e, *at), other.full(1, h, e, *at)
+    read = other.normed(1, hidden, decoder)
+    np.testing.assert_array_equal(net.normed(1, handed_on, decoder), read)
+    np.testing.assert_array_equal(handed_on, read if feedback == "normed" else hidden)
+    assert not np.allclose(read, hidden)
+
+
+def test_what_a_layout_cannot_hold(tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="feedback='hidden' .* 'mimo' feed back 'normed'. Expected layout deepseek"):
+        write_mtp(tmp_path, drafter(3, shared=True), target(), "mimo")
+    with pytest.raises(ValueError, match="a draft vocabulary of 8 of .* has no place for one. Write layout 'specjax'"):
+        write_mtp(tmp_path, drafter(3, shared=True, draft_vocab=8), target(), "deepseek")
+    heads = mtp_config(target().config, depth=1, kind="independent")
+    with pytest.raises(ValueError, match="kind='independent': layout 'mimo' holds sequential modules"):
+        write_mtp(tmp_path, SavedDrafter("mtp", heads, init_mtp(heads, jax.random.key(0)), {}, ()), target(), "mimo")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -108,4 +152,4 @@ def test_an_unknown_layout_says_what_is_known(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="layout='glm'; expected deepseek, mimo, qwen3_next"):
         write_mtp(tmp_path, drafter(), target(), "glm")
     with pytest.raises(ValueError, match="'qwen3_next' has one joint for all modules; there are 2"):
-        write_mtp(tmp_path, drafter(2), target(), "qwen3_next")
+        write_mtp(tmp_path, drafter(2, feedback="normed"), target(), "qwen3_next")

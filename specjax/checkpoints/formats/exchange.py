@@ -12,7 +12,7 @@ from specjax.checkpoints.drafters import SavedDrafter, find_drafter, load_drafte
 from specjax.checkpoints.formats.eagle import read_eagle, write_eagle
 from specjax.checkpoints.formats.hydra import read_hydra, write_hydra
 from specjax.checkpoints.formats.medusa import is_vllm_medusa, read_medusa, write_medusa
-from specjax.checkpoints.formats.mtp import read_mtp, write_mtp
+from specjax.checkpoints.formats.mtp import is_mtp, read_mtp, write_mtp
 from specjax.checkpoints.formats.redrafter import is_redrafter, read_redrafter
 from specjax.checkpoints.formats.tensors import FLOATS, read_json
 from specjax.checkpoints.sources import CACHE, from_hub
@@ -63,7 +63,7 @@ def read_head(source: str | epath.Path, target: Target) -> SavedDrafter:
         return read_medusa(path, target)
     if is_redrafter(content):
         return read_redrafter(path, target)
-    if "num_nextn_predict_layers" in content:
+    if is_mtp(folder):
         return read_mtp(folder, target)
     return read_eagle(path, target)
 

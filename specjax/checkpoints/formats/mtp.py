@@ -10,6 +10,10 @@ Module k is a layer and four more tensors: the norms of token and hidden state, 
 
 The rest of a module is a layer under the names that it has in the target (L layers). DeepSeek-V3's own checkpoint
 repeats embedding and head beside each module. vLLM feeds zeros for the token at position 0; here it is the token.
+
+Servers run fewer modules than they draft tokens again, the only one for every token as a rule; DeepSeek-V3's code hands
+on the hidden state, that of the two others what the last norm makes of it. Here every depth of a module that is run
+again has a cache of its own, as in FastMTP's training; vLLM keeps one for all, with the target's hidden states in it.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,12 +30,22 @@ from etils import epath
 
 from specjax.checkpoints import names
 from specjax.checkpoints.drafters import SavedDrafter
-from specjax.checkpoints.formats.tensors import refuse_broken, require_method, some, stored_dtype, write_tensors
+from specjax.checkpoints.formats.tensors import (
+    read_json,
+    refuse_broken,
+    require_method,
+    some,
+    stored_dtype,
+    write_tensors,
+)
 from specjax.checkpoints.safetensors import StoredTensor, open_directory
 from specjax.models.mtp import MtpConfig, mtp_config
 from specjax.models.target import Target
 
 PARTS = ("token_norm", "hidden_norm", "proj", "norm")
+COUNT = "num_nextn_predict_layers"  # modules, in config.json
+DEPTH = "specjax_depth"  # tokens that one module drafts, where it was trained for more than one
+NAMED = re.compile(r"model\.layers\.\d+\.eh_proj\.|model\.mtp_layers\.|mtp\.(fc|norm|layers)\.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +57,7 @@ class Layout:
         joint: prefix of `PARTS`.
         parts: their names.
         token_first: the joint reads the token before the hidden state.
+        feedback: what a module hands to the next depth, see `MtpConfig`.
         offset: what is added to stored norm weights.
         repeated: tensors beside a module that are the target's own.
     """
@@ -51,6 +66,7 @@ class Layout:
     joint: str
     parts: tuple[str, str, str, str]
     token_first: bool
+    feedback: Literal["hidden", "normed"] = "normed"
     offset: float = 0.0
     repeated: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
@@ -61,6 +77,7 @@ LAYOUTS = {
         "model.layers.{at}.",
         ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
         token_first=True,
+        feedback="hidden",
         repeated={"embed_tokens.weight": "embed", "shared_head.head.weight": "lm_head"},
     ),
     "mimo": Layout(
@@ -97,7 +114,9 @@ def read_mtp(directory: epath.PathLike, target: Target) -> SavedDrafter:
     tensors = open_directory(directory)
     name, depth = _layout(directory, tensors, target)
     layout = LAYOUTS[name]
-    config = mtp_config(target.config, depth=depth, kind="sequential")
+    drafts = content_of(directory).get(DEPTH, depth) if depth == 1 else depth
+    shared = drafts > depth
+    config = mtp_config(target.config, depth=drafts, kind="sequential", shared=shared, feedback=layout.feedback)
     arrays: dict[str, np.ndarray] = {}
     heads: dict[int, Any] = {}
     problems: list[str] = []
@@ -130,10 +149,36 @@ def read_mtp(directory: epath.PathLike, target: Target) -> SavedDrafter:
     return SavedDrafter("mtp", config, {"heads": heads}, {}, (), info)
 
 
+def content_of(directory: epath.Path) -> dict[str, Any]:
+    """Its config.json; empty where there is none."""
+    return read_json(directory / "config.json") if (directory / "config.json").exists() else {}
+
+
+def is_mtp(directory: epath.Path) -> bool:
+    """Whether a directory holds multi-token modules, told by config.json or by the names of its tensors."""
+    if COUNT in content_of(directory):
+        return True
+    stored = any(directory.glob("*.safetensors"))
+    return stored and any(NAMED.match(name) for name in open_directory(directory))
+
+
+def repeated(drafter: SavedDrafter, num_nodes: int) -> SavedDrafter:
+    """A published module that is run once for each of `num_nodes` tokens, as servers do with the only one there is.
+
+    The drafter as it is where that is not asked for, where it was trained by us for a depth, or where it has several.
+    """
+    config: MtpConfig = drafter.config
+    if num_nodes <= config.depth or config.num_modules > 1 or "layout" not in drafter.info:
+        return drafter
+    return dataclasses.replace(drafter, config=dataclasses.replace(config, depth=num_nodes, shared=True))
+
+
 def write_mtp(
     directory: epath.PathLike, drafter: SavedDrafter, target: Target, layout: str, dtype: str = "bfloat16"
 ) -> list[str]:
     """Writes sequential modules under the names of a layout, in a dtype, without the target's own tensors.
+
+    A module that is shared by all depths is one module, which readers run again; how often is noted in config.json.
 
     Returns:
         The files written.
@@ -144,12 +189,20 @@ def write_mtp(
     config: MtpConfig = require_method(drafter, "mtp", MtpConfig)
     if layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r}; expected {', '.join(LAYOUTS)}")
-    if config.kind != "sequential" or config.head_size != config.vocab_size:
-        raise ValueError(
-            f"kind={config.kind!r} with head_size={config.head_size} of {config.vocab_size}: these layouts hold "
-            "sequential modules with the target's whole vocabulary"
-        )
     own, tensors = LAYOUTS[layout], {}
+    if config.kind != "sequential":
+        raise ValueError(f"kind={config.kind!r}: layout {layout!r} holds sequential modules; write layout 'specjax'")
+    if config.head_size != config.vocab_size:
+        raise ValueError(
+            f"a draft vocabulary of {config.head_size} of {config.vocab_size} tokens: layout {layout!r} has no place "
+            "for one. Write layout 'specjax', or train with draft_vocab=0"
+        )
+    if config.depth > 1 and config.feedback != own.feedback:
+        fits = [name for name, other in LAYOUTS.items() if other.feedback == config.feedback]
+        raise ValueError(
+            f"modules that read feedback={config.feedback!r} of the depth before: readers of layout {layout!r} feed "
+            f"back {own.feedback!r}. Expected layout {' or '.join(fits)}"
+        )
     if own.joint == "mtp." and config.num_modules > 1:
         raise ValueError(f"the layout {layout!r} has one joint for all modules; there are {config.num_modules}")
     for k in range(config.num_modules):
@@ -166,7 +219,9 @@ def write_mtp(
     directory = epath.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     write_tensors(directory / "model.safetensors", tensors)
-    content = {"num_nextn_predict_layers": config.num_modules, "num_hidden_layers": target.config.num_layers}
+    content = {COUNT: config.num_modules, "num_hidden_layers": target.config.num_layers}
+    if config.shared:
+        content[DEPTH] = config.depth
     (directory / "config.json").write_text(json.dumps(content, indent=2) + "\n")
     return ["model.safetensors", "config.json"]
 
