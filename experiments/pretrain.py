@@ -7,8 +7,9 @@ as in Medusa-2 (configs/medusa2.py). The same command resumes; SIGTERM saves and
 code 75, which schedulers take as "start it again".
 
 At the end the best checkpoint is in `target/`, a model directory for `load_target`, and heads in `drafter/`, for
-drafter `mtp` or `medusa`; `prompts.jsonl` has beginnings of held-out texts to measure on; for LayerSkip and Medusa-2
-`results.json` has accuracy and perplexity, before and after.
+drafter `mtp` or `medusa`; `prompts.jsonl` has beginnings of held-out texts to measure on. `results.json` has accuracy
+and perplexity before and after for LayerSkip and Medusa-2, for multi-token prediction the next token's loss by held-out
+row, which experiments.next_token compares over runs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import ml_collections
 import numpy as np
 from absl import logging
 
-from experiments import _exits, _main, _perplexity
+from experiments import _exits, _main, _next_token, _perplexity
 from experiments._progress import progress
 from specjax import build
 from specjax.checkpoints import drafters
@@ -32,10 +33,11 @@ from specjax.checkpoints.directory import save_target
 from specjax.models import ModelConfig, RopeConfig, Target, graph, init_decoder
 from specjax.models.target import config_hash
 from specjax.training import OptimizerConfig, Trainer, TrainerConfig, corpus
-from specjax.training.data import text_rows
+from specjax.training.data import Document, text_rows
 from specjax.training.objectives.layerskip import LayerSkipPretraining
 from specjax.training.objectives.medusa_joint import MedusaJoint
 from specjax.training.objectives.mtp_pretrain import MultiTokenPretraining
+from specjax.training.objectives.mtp_sequential import SequentialPretraining
 from specjax.training.objectives.registry import PRETRAINING
 
 
@@ -63,7 +65,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     print(f"{size / 1e6:.2f} M parameters, {int((rows.train.text.segments > 0).sum()) / 1e6:.2f} M tokens")
     with progress("pretraining", trainer.config.steps) as report:
         trainer.run(_main.workdir(), config.to_dict(), report=report, stop=lambda: bool(ending))
-    metrics = export(config, target, trainer)
+    metrics = export(config, target, trainer, rows)
     if isinstance(trainer.objective, LayerSkipPretraining):
         _exits.report(config, metrics, rows.held_out, target.config.num_layers)
     if isinstance(trainer.objective, MedusaJoint):
@@ -79,12 +81,16 @@ def prepare(config: ml_collections.ConfigDict, data_dir: Path) -> tuple[Target, 
     """Texts, tokenizer, packed rows, and a model that knows nothing yet."""
     data = config.data
     texts = [*corpus.standard_library(data.code_characters), *corpus.text_files(data_dir / data.prose)]
-    tokenizer = corpus.train_tokenizer(texts, config.model.vocab_size)
-    documents = {
-        kind: corpus.pieces([t for t in texts if t.kind == kind], tokenizer, data.row_length)
-        for kind in ("code", "prose")
-    }
-    rows = corpus.split_corpus(documents, data.row_length, data.held_out_rows, data.max_tokens)
+    train, apart = corpus.hold_out(texts)
+    tokenizer = corpus.train_tokenizer(train, config.model.vocab_size)
+
+    def documents(part: list[corpus.Text]) -> dict[str, list[Document]]:
+        kinds = ("code", "prose")
+        return {kind: corpus.pieces([t for t in part if t.kind == kind], tokenizer, data.row_length) for kind in kinds}
+
+    rows = corpus.lay_out_corpus(
+        documents(train), documents(apart), data.row_length, data.held_out_rows, data.max_tokens
+    )
     shapes = model_config(config.model)
     target = Target(
         config=shapes,
@@ -125,16 +131,21 @@ def model_config(model: ml_collections.ConfigDict) -> ModelConfig:
     )
 
 
-def export(config: ml_collections.ConfigDict, target: Target, trainer: Trainer) -> dict[str, float]:
+def export(
+    config: ml_collections.ConfigDict, target: Target, trainer: Trainer, rows: corpus.Corpus
+) -> dict[str, float]:
     """Writes the best checkpoint's target, and its further heads as a drafter; returns its held-out metrics."""
     step, metrics, params = build.best_params(_main.workdir())
     trained = dataclasses.replace(target, params=params["target"])
+    objective = trainer.objective
+    if isinstance(objective, MultiTokenPretraining | SequentialPretraining):
+        _next_token.report(config, trained, rows.held_out)
     directory = _main.workdir() / "target"
     if directory.exists():
         directory.rmtree()  # of an earlier end of this run
     save_target(trained, directory)
-    objective = trainer.objective
-    if isinstance(objective, MedusaJoint) or (isinstance(objective, MultiTokenPretraining) and objective.heads > 1):
+    heads = isinstance(objective, MultiTokenPretraining) and objective.heads > 1
+    if heads or isinstance(objective, MedusaJoint | SequentialPretraining):
         info = {"step": step, "rows": trainer.train.rows, "held_out": metrics, "training": config.to_dict()}
         saved = objective.export(params, {}, info)
         drafters.save_drafter(_main.workdir() / "drafter", saved, trained)
@@ -142,11 +153,11 @@ def export(config: ml_collections.ConfigDict, target: Target, trainer: Trainer) 
 
 
 def write_prompts(target: Target, openings: dict[str, list[list[int]]], count: int = 16) -> None:
-    """The first `count` openings of each kind, as a prompt file for experiments.benchmark."""
+    """`count` openings of each kind, spread over all, as a prompt file for experiments.benchmark."""
     lines = [
         json.dumps({"id": f"{kind}-{i}", "category": kind, "turns": [target.tokenizer.decode(ids)]})
         for kind, own in openings.items()
-        for i, ids in enumerate(own[:count])
+        for i, ids in enumerate(corpus.spread(own, count))
     ]
     (_main.workdir() / "prompts.jsonl").write_text("\n".join(lines) + "\n")
 

@@ -6,6 +6,7 @@ import dataclasses
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import tokenizers
@@ -14,6 +15,9 @@ from specjax.models.tokenizer import Tokenizer
 from specjax.training.data import Document, TextRows, lay_out, pack
 
 END = "<|end|>"
+HELD_OUT = 10  # one in so many files of code, and that share of each text of prose
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,33 +114,72 @@ class Corpus:
     openings: dict[str, list[list[int]]]
 
 
-def split_corpus(documents: dict[str, list[Document]], length: int, held_out_rows: int, max_tokens: int) -> Corpus:
-    """Every tenth document of each kind is kept apart; the rest is packed, the kinds in equal shares of tokens.
+def hold_out(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
+    """Texts to train on, and texts that are held out: a tenth, apart so that neither continues the other.
+
+    Of code every tenth file. Of prose the end of every file, cut between paragraphs, or words where there are none.
+
+    Returns:
+        Both in the order of `texts`.
+    """
+    train: list[Text] = []
+    apart: list[Text] = []
+    files = 0
+    for text in texts:
+        if text.kind == "code":
+            (train if files % HELD_OUT else apart).append(text)
+            files += 1
+            continue
+        at = len(text.text) * (HELD_OUT - 1) // HELD_OUT
+        cut = next((found for mark in ("\n\n", " ") if (found := text.text.find(mark, at)) >= 0), at)
+        train.append(dataclasses.replace(text, text=text.text[:cut]))
+        apart.append(dataclasses.replace(text, text=text.text[cut:].lstrip()))
+    return train, apart
+
+
+def lay_out_corpus(
+    train: dict[str, list[Document]],
+    apart: dict[str, list[Document]],
+    length: int,
+    held_out_rows: int,
+    max_tokens: int,
+) -> Corpus:
+    """Packs both parts; the kinds have equal shares of the tokens to train on.
 
     Args:
-        documents: by kind.
+        train: by kind, to train on.
+        apart: by kind, held out.
         length: tokens a row.
-        held_out_rows: of each kind, at most.
+        held_out_rows: of each kind, at most; spread over all there are.
         max_tokens: to train on, in all.
 
     Raises:
-        ValueError: a kind has too little text to train on and to hold out.
+        ValueError: a kind has too little text to train on or to hold out.
     """
-    train: list[Document] = []
+    chosen: list[Document] = []
     held_out, openings = {}, {}
-    for kind, own in documents.items():
-        if len(own) < 10:
-            raise ValueError(f"kind {kind!r} has {len(own)} documents; expected at least 10")
-        kept, share = [], max_tokens // len(documents)
-        for document in (d for i, d in enumerate(own) if i % 10):
+    for kind, own in train.items():
+        few = min(len(own), len(apart[kind]))
+        if not few:
+            raise ValueError(
+                f"kind {kind!r} has {len(own)} pieces to train on and {len(apart[kind])} held out; expected both: give "
+                "more text"
+            )
+        share = max_tokens // len(train)
+        for document in own:
             if share <= 0:
                 break
-            kept.append(document)
+            chosen.append(document)
             share -= len(document.tokens)
-        train += kept
-        apart = own[::10]
-        rows, _ = pack(apart, length)
-        held_out[kind] = TextRows(lay_out(rows[:held_out_rows], length))
-        openings[kind] = [d.tokens[: length // 4].tolist() for d in apart if len(d.tokens) == length]
-    rows, _ = pack(train, length)
+        rows, _ = pack(apart[kind], length)
+        held_out[kind] = TextRows(lay_out(spread(rows, held_out_rows), length))
+        openings[kind] = [d.tokens[: length // 4].tolist() for d in apart[kind] if len(d.tokens) == length]
+    rows, _ = pack(chosen, length)
     return Corpus(TextRows(lay_out(rows, length)), held_out, openings)
+
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """`count` of the items at equal distances, in order; all where there are fewer."""
+    if len(items) <= count:
+        return list(items)
+    return [items[i * len(items) // count] for i in range(count)]

@@ -15,7 +15,7 @@ import optax
 from specjax.models import Decoder, Tap, merge
 from specjax.parallel import Placement
 from specjax.training.data import Batch
-from specjax.training.objectives.base import Loss, Objective
+from specjax.training.objectives.base import Counted, Loss, Objective
 from specjax.training.online import with_hidden_states
 from specjax.training.optimizer import OptimizerConfig, make_optimizer
 
@@ -90,6 +90,8 @@ def update(
     """
     key = jax.random.fold_in(jax.random.key(statics.seed), state.step)
     tables = {**tables, "step": state.step}
+    if isinstance(statics.objective, Counted):
+        tables["counts"] = statics.objective.counts(tables, batch)
 
     def graded(part: Batch, key: jax.Array) -> tuple[Loss, Any]:
         """A loss and the gradient of its sum."""

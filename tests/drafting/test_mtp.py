@@ -18,7 +18,11 @@ from specjax.models import ModelConfig, RopeConfig, graph, init_decoder, merge
 from specjax.models.mtp import MtpConfig, copy_last_layer, init_mtp, mtp_config, mtp_graph
 from specjax.testing import contract, tiny_target
 from specjax.testing.markov import markov_config, markov_params, random_law
-from specjax.training.objectives.heads import ahead
+from specjax.training.data import Document, lay_out
+from specjax.training.objectives.heads import HeadsLoss, ahead
+from specjax.training.objectives.mtp import MultiTokenHeads
+from specjax.training.objectives.mtp_pretrain import MultiTokenPretraining
+from specjax.training.objectives.mtp_sequential import SequentialPretraining
 from specjax.verification import Greedy, Recursive
 
 VOCAB, DEPTH = 13, 3
@@ -111,6 +115,27 @@ def test_the_loop_accepts_what_training_measures(name: str) -> None:
         found += completion.accepted
     assert found[1:].sum() > 20
     assert found.tolist() == replayed.tolist()
+
+
+@pytest.mark.parametrize("name", ["independent", "joint", "sequential"])
+def test_what_objectives_count_is_what_the_replay_of_the_loop_counts(name: str) -> None:
+    """`match_<i>` of training, against the predictions by which the test above replays the loop."""
+    sub = subject("independent" if name == "independent" else "sequential", eos=())
+    text = np.random.default_rng(5).integers(0, VOCAB, 60).astype(np.int32)
+    said, batch = predictions(sub, text), jax.tree.map(jnp.asarray, lay_out([[Document(text, 0)]], len(text)))
+    right = [int((said[: -1 - k, k - 1] == text[1 + k :]).sum()) for k in range(1, DEPTH + 1)]
+    params, first = {"target": sub.target, **sub.params}, 2
+    if name == "independent":
+        objective: Any = MultiTokenPretraining(config(), DEPTH + 1)
+    elif name == "joint":
+        objective = SequentialPretraining(config(), DEPTH + 1, chunk=16)
+    else:
+        objective, params, first = MultiTokenHeads(sub.drafter.config, HeadsLoss(chunk=16)), sub.params, 0
+    decoder, tables = merge(sub.graph, sub.target), {"vocab": jnp.arange(VOCAB)}
+    metrics = jax.jit(lambda p, b: objective.loss(p, tables, decoder, b, None).metrics)(params, batch)
+    assert [int(metrics[f"match_{first + k}"][0]) for k in range(DEPTH)] == right
+    assert [int(metrics[f"match_{first + k}"][1]) for k in range(DEPTH)] == [len(text) - 1 - k for k in (1, 2, 3)]
+    assert sum(right) > 5
 
 
 def markov(name: str) -> tuple[Any, Any, Any]:

@@ -36,16 +36,23 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_it_pretrains_exports_and_drafts(prose: Path, in_workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["independent", "sequential"])
+def test_it_pretrains_exports_and_drafts(
+    kind: str, prose: Path, in_workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPECJAX_DATA", str(prose))
-    config = build.load_config("configs/mtp.py", "tiny,heads=3", {"model.hidden_size": 32, "train.steps": 30})
+    changes = {"model.hidden_size": 32, "train.steps": 30}
+    config = build.load_config("configs/mtp.py", f"tiny,heads=3,kind={kind}", changes)
     pretrain.main(config)
+    for row in json.loads((in_workdir / "results.json").read_text())["rows"]:
+        assert (row["kind"], row["heads"], row["seed"]) == (kind, 3, 0)
+        assert 0 < row["loss"] < np.log(config.model.vocab_size) and len(row["by_row"]) == 8
     target = load_target(str(in_workdir / "target"), dtype="float32")
     assert target.config.num_layers == 2 and target.tokenizer.decode(target.tokenizer.encode("def f():")) == "def f():"
     prompts = prompt_file(in_workdir / "prompts.jsonl")
     assert {p.category for p in prompts} == {"code", "prose"}
     drafting = build.make_drafter("mtp", target, source=str(in_workdir))
-    assert drafting.drafter.num_nodes == 2 and drafting.drafter.config.kind == "independent"
+    assert drafting.drafter.num_nodes == 2 and drafting.drafter.config.kind == kind
     requests = [Request(tuple(target.tokenizer.encode(p.turns[0])), 24, id=i) for i, p in enumerate(prompts[:2])]
     found = []
     for own in (build.make_drafter("autoregressive", target), drafting):
@@ -146,6 +153,10 @@ def test_the_config_describes_a_small_model(heads: int) -> None:
 def test_configs_of_multi_token_prediction_name_what_they_take() -> None:
     with pytest.raises(ValueError, match="unknown argument 'layers=2' of configs/mtp.py; known: small, tiny"):
         build.load_config("configs/mtp.py", "small,layers=2")
+    options = build.load_config("configs/mtp.py", "tiny,kind=sequential").objective.to_dict()
+    made = PRETRAINING[options.pop("name")](tiny_target(width=16), 100, **options)
+    assert (made.heads, made.weights, made.switch) == (2, (0.3, 0.1), 68)
+    assert build.load_config("configs/mtp.py", "small,heads=4").objective.decay == 1.0
     assert build.load_config("configs/mtp.py", "smollm2").objective.name == "mtp"
     assert build.load_config("configs/mtp_benchmark.py", "runs/a,quick").target.source == "runs/a/target"
     with pytest.raises(ValueError, match="unknown argument 'fast' of configs/mtp_benchmark.py; known: quick"):

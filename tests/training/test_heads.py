@@ -60,19 +60,22 @@ def stored(target, documents):
 
 
 @functools.partial(jax.jit, static_argnames=("objective", "graph"))
-def traced(objective, graph, target_params, params, vocab, batch):
+def traced(objective, graph, target_params, params, vocab, batch, more=None):
+    more = more or {}
+
     def loss(params):
-        found = objective.loss(params, {"vocab": vocab}, merge(graph, target_params), batch, KEY)
+        found = objective.loss(params, {"vocab": vocab, **more}, merge(graph, target_params), batch, KEY)
         return found.sum, found
 
     return jax.grad(loss, has_aux=True)(params)
 
 
-def value(name, target, batch, params=None):
-    """Gradient and loss."""
+def value(name, target, batch, params=None, whole=None):
+    """Gradient and loss, of a batch that is a piece of `whole`."""
     params = start(name, target) if params is None else params
     vocab = jnp.asarray(common.vocabulary(DRAFT_VOCAB))
-    return traced(objective(name, target), target.graph, target.params, params, vocab, batch)
+    more = {} if whole is None else {"counts": objective(name, target).counts({"vocab": vocab}, whole)}
+    return traced(objective(name, target), target.graph, target.params, params, vocab, batch, more)
 
 
 @pytest.mark.pitfall("Megatron-LM#3159,#1532,#1661; Megatron-Bridge#6103; miles#3219")
@@ -88,7 +91,8 @@ def test_packed_documents_are_apart(target, name):
         mine = slice(end - len(document.tokens), end)
         fill = ((0, 0), (0, LENGTH - len(document.tokens)))
         normed, lse = np.pad(batch.normed[:, mine], (*fill, (0, 0))), np.pad(batch.lse[:, mine], fill)
-        parts.append(value(name, target, lay_out([[document]], LENGTH).replace(normed=normed, lse=lse)))
+        alone = lay_out([[document]], LENGTH).replace(normed=normed, lse=lse)
+        parts.append(value(name, target, alone, whole=batch))
     assert float(packed.weight) == pytest.approx(sum(float(p.weight) for _, p in parts))
     assert float(packed.weight) > 10
     assert float(packed.sum) == pytest.approx(sum(float(p.sum) for _, p in parts), rel=1e-4)

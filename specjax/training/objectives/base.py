@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
 import jax
@@ -48,6 +48,28 @@ class Objective(Protocol):
 
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """The trained drafter as it is saved; `info` says how it came to be."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """An objective of several parts, such as heads, each normalised by its own positions.
+
+    What a part's weight is divided by must be that of the whole batch, also where gradients are accumulated over
+    pieces of it: the step takes `counts` before it cuts, and hands them on as `tables["counts"]`.
+    """
+
+    def counts(self, tables: Any, batch: Batch) -> jax.Array:
+        """Positions `[n]` float32 of a batch that carry loss, by part."""
+
+
+def each_alike(weights_n: jax.Array, counts_n: jax.Array) -> jax.Array:
+    """Factors `[n]` float32 on the parts' sums, by which a mean over all positions is one over the parts' own means.
+
+    With sums S and f = `each_alike(w, c)`: sum(f S) / sum(w c) = sum(w S / c) / sum(w), over the parts with positions.
+    """
+    there = jnp.where(counts_n > 0, weights_n, 0.0)
+    pooled = jnp.sum(there * counts_n) / jnp.maximum(jnp.sum(there), jnp.finfo(jnp.float32).tiny)
+    return there * pooled / jnp.where(counts_n > 0, counts_n, 1.0)
 
 
 # One chunk of positions: hidden states [C, d], whatever else fn needs [C, ...], mask [C] -> loss sum, metric sums.

@@ -18,7 +18,7 @@ from specjax.checkpoints.drafters import SavedDrafter
 from specjax.models.eagle import ahead
 from specjax.models.medusa import HeadsConfig
 from specjax.training.data import Batch
-from specjax.training.objectives.base import Loss, masked_sum, over_positions
+from specjax.training.objectives.base import Loss, each_alike, masked_sum, over_positions
 from specjax.training.objectives.distill import law
 from specjax.training.objectives.lm import labels
 
@@ -47,7 +47,7 @@ def label_rank(log_q: jax.Array, index: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class HeadsLoss:
-    """A weighted mean over heads and positions of the cross-entropy with labels and with the target's law.
+    """A weighted mean over heads of their own mean cross-entropies, with labels and with the target's law.
 
     Attributes:
         decay: head i weighs decay^i.
@@ -70,7 +70,20 @@ class HeadsLoss:
         if self.ranks < 1:
             raise ValueError(f"ranks={self.ranks}; expected at least 1")
 
-    def __call__(self, x_btkd: jax.Array, batch: Batch, vocab: jax.Array, head_dv: jax.Array, cap: float) -> Loss:
+    def counts(self, batch: Batch, vocab: jax.Array, heads: int) -> jax.Array:
+        """Positions `[K]` float32 that carry loss, by head; what is outside the draft vocabulary has no label."""
+        mask, inside = head_masks(batch, heads), each_ahead(labels(batch, vocab)[1], heads)
+        return jnp.sum((1 - self.teacher) * (mask & inside) + self.teacher * mask, axis=(0, 1), dtype=jnp.float32)
+
+    def __call__(
+        self,
+        x_btkd: jax.Array,
+        batch: Batch,
+        vocab: jax.Array,
+        head_dv: jax.Array,
+        cap: float,
+        counts: jax.Array | None = None,
+    ) -> Loss:
         """The loss of a batch; every chunk of positions does one vocabulary product for all heads.
 
         Args:
@@ -79,11 +92,13 @@ class HeadsLoss:
             vocab: int32 `[Vd]` target ids of the draft vocabulary, sorted.
             head_dv: the frozen vocabulary product.
             cap: tanh cap on logits, 0 for none.
+            counts: `[K]` of the whole batch that this one is a piece of (`counts`); None where it is all of it.
 
         Returns:
-            Its weight is the sum of the heads' weights over their positions. Metrics: `match_<i>` and `rank_<i>_<r>`,
-            how often the label is head i's first choice, or has rank r; `accepted`, how many heads in a row are right,
-            from a position on: what a chain would have accepted there.
+            Its weight is the sum of the heads' weights over their positions; over the pieces of a batch sums and
+            weights add up to the mean over heads of their own means (`each_alike`). Metrics: `match_<i>` and
+            `rank_<i>_<r>`, how often the label is head i's first choice, or has rank r; `accepted`, how many heads in a
+            row are right, from a position on: what a chain would have accepted there.
         """
         heads = x_btkd.shape[2]
         index, inside = labels(batch, vocab)
@@ -95,29 +110,30 @@ class HeadsLoss:
             extras["normed"] = each_ahead(jnp.asarray(batch.normed), heads)
             extras["lse"] = each_ahead(jnp.asarray(batch.lse), heads)
         weights = self.decay ** jnp.arange(heads, dtype=jnp.float32)
+        own = self.counts(batch, vocab, heads)
+        factors = each_alike(weights, own if counts is None else counts)
 
         def part(x_ckd: jax.Array, of: dict[str, jax.Array], _: jax.Array) -> tuple[jax.Array, Any]:
             logits = jnp.dot(x_ckd, head_dv, preferred_element_type=jnp.float32)
             log_q = jax.nn.log_softmax(cap * jnp.tanh(logits / cap) if cap else logits, axis=-1)
             known = of["mask"] & of["inside"]
             nll = -jnp.take_along_axis(log_q, of["index"][..., None], axis=-1)[..., 0]
-            loss, share = (1 - self.teacher) * jnp.where(known, nll, 0.0), (1 - self.teacher) * known
+            loss = (1 - self.teacher) * jnp.where(known, nll, 0.0)
             if self.teacher:
                 log_p = _law(of["normed"], of["lse"], head_dv, cap, of["mask"])
                 loss -= self.teacher * jnp.sum(jnp.exp(log_p) * log_q, axis=-1)
-                share += self.teacher * of["mask"]
             rank = jnp.where(known, label_rank(log_q, of["index"]), self.ranks)
             accepted = jnp.cumprod(rank == 0, axis=-1).sum(dtype=jnp.float32)
-            counts = jnp.sum(jax.nn.one_hot(rank, self.ranks), axis=0)
-            return masked_sum(loss * weights, of["mask"]), (jnp.sum(share * weights), counts, accepted)
+            found = jnp.sum(jax.nn.one_hot(rank, self.ranks), axis=0)
+            return masked_sum(loss * factors, of["mask"]), (found, accepted)
 
-        loss, (weight, counts, accepted) = over_positions(part, x_btkd, extras, mask[..., 0], self.chunk)
+        loss, (found, accepted) = over_positions(part, x_btkd, extras, mask[..., 0], self.chunk)
         totals = jnp.sum(mask, axis=(0, 1), dtype=jnp.float32)
         metrics = {"accepted": (accepted, totals[0])}
         for i in range(heads):
-            metrics[f"match_{i}"] = (counts[i, 0], totals[i])
-            metrics |= {f"rank_{i}_{r}": (counts[i, r], totals[i]) for r in range(1, self.ranks)}
-        return Loss(loss, weight, metrics)
+            metrics[f"match_{i}"] = (found[i, 0], totals[i])
+            metrics |= {f"rank_{i}_{r}": (found[i, r], totals[i]) for r in range(1, self.ranks)}
+        return Loss(loss, jnp.sum(weights * own), metrics)
 
 
 def _law(normed: jax.Array, lse: jax.Array, head_dv: jax.Array, cap: float, known: jax.Array) -> jax.Array:

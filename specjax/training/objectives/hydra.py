@@ -42,6 +42,10 @@ class Hydra:
         del target, tables
         return init_heads(self.config, key)
 
+    def counts(self, tables: Any, batch: Batch) -> jax.Array:
+        """See `Counted`."""
+        return self.criterion.counts(batch, tables["vocab"], self.config.num_heads)
+
     def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
         """See `HeadsLoss`."""
         del key
@@ -56,7 +60,8 @@ class Hydra:
             inputs = jnp.concatenate([inputs, ahead(read, i + 1)], axis=-1)
             outputs.append(network(i, inputs))
         x_btkd = jnp.stack(outputs, axis=2)
-        return self.criterion(x_btkd, batch, vocab, head, self.config.final_softcap)
+        cap, counts = self.config.final_softcap, tables.get("counts")
+        return self.criterion(x_btkd, batch, vocab, head, cap, counts)
 
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """See `Objective.export`; the held-out accuracies go with the heads, so that trees can be built from them."""

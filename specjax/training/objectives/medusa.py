@@ -40,6 +40,10 @@ class Medusa:
         del target, tables
         return init_heads(self.config, key)
 
+    def counts(self, tables: Any, batch: Batch) -> jax.Array:
+        """See `Counted`."""
+        return self.criterion.counts(batch, tables["vocab"], self.config.num_heads)
+
     def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
         """See `HeadsLoss`."""
         del key
@@ -47,7 +51,8 @@ class Medusa:
         head = jax.lax.stop_gradient(target_head(target.config, split(target)[1], vocab))
         network: MedusaHeads = merge(heads_graph(self.config)[0], {**draft_params, "lm_head": {"kernel": head}})
         x_btkd = network(hidden_states(batch))
-        return self.criterion(x_btkd, batch, vocab, head, self.config.final_softcap)
+        cap, counts = self.config.final_softcap, tables.get("counts")
+        return self.criterion(x_btkd, batch, vocab, head, cap, counts)
 
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """See `Objective.export`; the held-out accuracies go with the heads, so that trees can be built from them."""

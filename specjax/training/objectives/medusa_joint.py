@@ -87,7 +87,9 @@ class MedusaJoint:
         read = jnp.where(joint, normed, jax.lax.stop_gradient(normed)).astype(jnp.float32)
         params = {"heads": draft_params["heads"], "lm_head": {"kernel": head}}
         heads: MedusaHeads = merge(heads_graph(self.config)[0], params)
-        found = self.criterion(heads(read), batch, vocab, head, self.config.final_softcap)
+        # Sums: all of them are divided by the positions of the next token.
+        sums = jnp.ones((self.config.num_heads,), jnp.float32)
+        found = self.criterion(heads(read), batch, vocab, head, self.config.final_softcap, sums)
         metrics = {**found.metrics, "match": (matches, count), "loss_next": (masked_sum(nll, predicts), count)}
         if key is None:
             return Loss(masked_sum(nll, predicts), count, metrics)

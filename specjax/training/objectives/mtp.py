@@ -38,9 +38,18 @@ class MultiTokenHeads:
         del tables
         return copy_last_layer(self.config, init_mtp(self.config, key), split(target)[1])
 
+    def counts(self, tables: Any, batch: Batch) -> jax.Array:
+        """See `Counted`."""
+        return self.criterion.counts(batch, tables["vocab"], self.config.depth)
+
     def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
         """See `HeadsLoss`."""
         del key
+        if batch.tokens.shape[1] <= self.config.depth + 1:
+            raise ValueError(
+                f"depth={self.config.depth} predicts up to {self.config.depth + 1} tokens ahead, but rows have "
+                f"{batch.tokens.shape[1]}; expected longer rows, or less depth"
+            )
         vocab = tables["vocab"]
         head = jax.lax.stop_gradient(target_head(target.config, split(target)[1], vocab))
         net: Mtp = merge(mtp_graph(self.config)[0], with_head(self.config, draft_params, head))
@@ -53,7 +62,8 @@ class MultiTokenHeads:
             before = feature if embedded is None else hidden
             hidden = net.full(k, before, embedded, batch.positions, batch.segments)
             depths.append(net.normed(k, hidden, target))
-        return self.criterion(jnp.stack(depths, axis=2), batch, vocab, head, target.config.final_softcap)
+        cap, counts = target.config.final_softcap, tables.get("counts")
+        return self.criterion(jnp.stack(depths, axis=2), batch, vocab, head, cap, counts)
 
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """See `Objective.export`."""

@@ -17,7 +17,7 @@ from specjax.checkpoints.drafters import SavedDrafter
 from specjax.models import Decoder, ModelConfig, graph, init_decoder, merge
 from specjax.models.mtp import MtpConfig, init_mtp, mtp_config
 from specjax.training.data import Batch
-from specjax.training.objectives.base import Loss, masked_sum
+from specjax.training.objectives.base import Loss, each_alike, masked_sum
 from specjax.training.objectives.heads import ahead
 
 # One head on the trunk's output: (z [B,T,d], the head's own parameters, what heads share, its arrays) -> (sum, counts).
@@ -26,7 +26,7 @@ HeadLoss = Callable[[jax.Array, Any, Any, Any], tuple[jax.Array, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class MultiTokenPretraining:
-    """The sum of the heads' cross-entropies; trains the target from scratch, and the heads with it.
+    """The mean of the heads' cross-entropies; trains the target from scratch, and the heads with it.
 
     Trainable parameters are `target`, a whole decoder, and `heads`, those beyond the next token; the trainer's own
     target only lends its shapes.
@@ -66,18 +66,19 @@ class MultiTokenPretraining:
             return params
         return {**params, **init_mtp(self.extra, jax.random.fold_in(key, 1))}
 
+    def counts(self, tables: Any, batch: Batch) -> jax.Array:
+        """See `Counted`."""
+        del tables
+        return jnp.sum(labels_ahead(batch, self.heads)[1], axis=(1, 2), dtype=jnp.float32)
+
     def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
         """See the class. Metrics by head: `loss_<i>`, and `match_<i>`, how often its first choice is the token.
 
         Raises:
             ValueError: rows too short for the furthest head.
         """
-        del tables, target, key
-        if batch.tokens.shape[1] <= self.heads:
-            raise ValueError(
-                f"heads={self.heads} predict up to {self.heads} tokens ahead, but rows have {batch.tokens.shape[1]}; "
-                "expected longer rows, or fewer heads"
-            )
+        del target, key
+        check_length(self.heads, batch)
         own, last = draft_params["target"], self.target.num_layers - 1
         trunk = merge(graph(self.target)[0], own)
         z = trunk.full(batch.tokens, batch.positions, batch.segments, stop=last).hidden
@@ -86,6 +87,8 @@ class MultiTokenPretraining:
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *layers)
         labels, masks = labels_ahead(batch, self.heads)
         weights = self.decay ** jnp.arange(self.heads, dtype=jnp.float32)
+        counts = self.counts(tables, batch)
+        factors = each_alike(weights, tables.get("counts", counts))
 
         def head(z: jax.Array, layer: Any, shared: Any, of: Any) -> tuple[jax.Array, Any]:
             label, mask, weight = of
@@ -96,8 +99,7 @@ class MultiTokenPretraining:
             loss, hits = masked_sum(nll, mask), masked_sum(jnp.argmax(log_p, axis=-1) == label, mask)
             return weight * loss, (loss, hits)
 
-        loss, (losses, hits) = over_heads(head, z, stacked, shared, (labels, masks, weights))
-        counts = jnp.sum(masks, axis=(1, 2), dtype=jnp.float32)
+        loss, (losses, hits) = over_heads(head, z, stacked, shared, (labels, masks, factors))
         metrics = {f"loss_{i + 1}": (losses[i], counts[i]) for i in range(self.heads)}
         metrics |= {f"match_{i + 1}": (hits[i], counts[i]) for i in range(self.heads)}
         return Loss(loss, jnp.sum(weights * counts), metrics)
@@ -114,6 +116,16 @@ class MultiTokenPretraining:
         return SavedDrafter("mtp", self.extra, {"heads": draft_params["heads"]}, {}, (), info)
 
 
+def check_length(heads: int, batch: Batch) -> None:
+    """Raises ValueError where no token of a row is as far ahead as the furthest head predicts."""
+    length = batch.tokens.shape[1]
+    if length <= heads:
+        raise ValueError(
+            f"heads={heads} predict up to {heads} tokens ahead, but rows have {length}; expected longer rows, or fewer "
+            "heads"
+        )
+
+
 def labels_ahead(batch: Batch, heads: int) -> tuple[jax.Array, jax.Array]:
     """Tokens `[n, B, T]` that are 1 ... n positions ahead, and where all up to them belong to the same document."""
     tokens, predicts = jnp.asarray(batch.tokens), jnp.asarray(batch.predicts)
@@ -128,8 +140,8 @@ def labels_ahead(batch: Batch, heads: int) -> tuple[jax.Array, jax.Array]:
 def over_heads(fn: HeadLoss, z: jax.Array, heads: Any, shared: Any, extras: Any) -> tuple[jax.Array, Any]:
     """Sums a loss over heads, one head at a time, forward and backward (section 2, "Memory-efficient implementation").
 
-    Each head's gradient is taken with its value and added up, so that the logits and activations of one head exist at a
-    time, whatever the number of heads.
+    Where a gradient is asked for, each head's is taken with its value and added up, so that the logits and activations
+    of one head exist at a time, whatever the number of heads. Else there is none: held-out rows cost a forward pass.
 
     Args:
         fn: loss of one head, and counts that get no gradient.
@@ -142,20 +154,27 @@ def over_heads(fn: HeadLoss, z: jax.Array, heads: Any, shared: Any, extras: Any)
         The sum, differentiable in `z`, `heads` and `shared`, and the counts `[n, ...]`.
     """
     graded = jax.value_and_grad(fn, argnums=(0, 1, 2), has_aux=True)
-    fixed_z, fixed_heads, fixed_shared = jax.lax.stop_gradient((z, heads, shared))
 
-    def body(carry: Any, part: tuple[Any, Any]) -> tuple[Any, Any]:
-        total, to_z, to_shared = carry
-        (loss, counts), (dz, dhead, dshared) = graded(fixed_z, part[0], fixed_shared, part[1])
-        return (total + loss, to_z + dz, jax.tree.map(jnp.add, to_shared, dshared)), (dhead, counts)
+    @jax.custom_vjp
+    def total(z: jax.Array, heads: Any, shared: Any) -> tuple[jax.Array, Any]:
+        def body(so_far: jax.Array, part: tuple[Any, Any]) -> tuple[jax.Array, Any]:
+            loss, counts = fn(z, part[0], shared, part[1])
+            return so_far + loss, counts
 
-    init = (jnp.zeros(()), jnp.zeros_like(z), jax.tree.map(jnp.zeros_like, shared))
-    (total, to_z, to_shared), (to_heads, counts) = jax.lax.scan(body, init, (fixed_heads, extras))
-    moved = jax.tree.map(
-        lambda gradient, x, fixed: jnp.sum(gradient * (x - fixed)),
-        (to_z, to_heads, to_shared),
-        (z, heads, shared),
-        (fixed_z, fixed_heads, fixed_shared),
-    )
-    # Adds zero to the value, and the gradients that were computed with it to the derivative.
-    return total + jax.tree.reduce(jnp.add, moved), counts
+        return jax.lax.scan(body, jnp.zeros(()), (heads, extras))
+
+    def forward(z: jax.Array, heads: Any, shared: Any) -> tuple[tuple[jax.Array, Any], Any]:
+        def body(carry: Any, part: tuple[Any, Any]) -> tuple[Any, Any]:
+            so_far, to_z, to_shared = carry
+            (loss, counts), (dz, dhead, dshared) = graded(z, part[0], shared, part[1])
+            return (so_far + loss, to_z + dz, jax.tree.map(jnp.add, to_shared, dshared)), (dhead, counts)
+
+        init = (jnp.zeros(()), jnp.zeros_like(z), jax.tree.map(jnp.zeros_like, shared))
+        (loss, to_z, to_shared), (to_heads, counts) = jax.lax.scan(body, init, (heads, extras))
+        return (loss, counts), (to_z, to_heads, to_shared)
+
+    def backward(slopes: Any, cotangents: tuple[jax.Array, Any]) -> Any:
+        return jax.tree.map(lambda slope: (cotangents[0] * slope).astype(slope.dtype), slopes)
+
+    total.defvjp(forward, backward)
+    return total(z, heads, shared)

@@ -47,6 +47,10 @@ class RecurrentDrafting:
         del target, tables
         return init_redrafter(self.config, key)
 
+    def counts(self, tables: Any, batch: Batch) -> jax.Array:
+        """See `Counted`."""
+        return self.criterion.counts(batch, tables["vocab"], self.steps)
+
     def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
         """See `HeadsLoss`."""
         del key
@@ -58,7 +62,8 @@ class RecurrentDrafting:
         for i in range(self.steps):
             state = network.advance(state, ahead(embeddings, i + 1))
             outputs.append(network(hidden, state))
-        return self.criterion(jnp.stack(outputs, axis=2), batch, vocab, head, self.config.final_softcap)
+        cap, counts = self.config.final_softcap, tables.get("counts")
+        return self.criterion(jnp.stack(outputs, axis=2), batch, vocab, head, cap, counts)
 
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """See `Objective.export`."""

@@ -26,6 +26,7 @@ from specjax.training.objectives.medusa import Medusa
 from specjax.training.objectives.medusa_joint import MedusaJoint
 from specjax.training.objectives.mtp import MultiTokenHeads
 from specjax.training.objectives.mtp_pretrain import MultiTokenPretraining
+from specjax.training.objectives.mtp_sequential import SequentialPretraining
 from specjax.training.objectives.redrafter import RecurrentDrafting
 
 
@@ -168,9 +169,21 @@ def _medusa_joint(
     return MedusaJoint(target.config, config, HeadsLoss(**criterion), weight, warmup, anchor)
 
 
-def _mtp_pretraining(target: Target, steps: int, **options: Any) -> Objective:
-    del steps
-    return MultiTokenPretraining(target.config, **options)
+def _mtp_pretraining(target: Target, steps: int, kind: str = "independent", **options: Any) -> Objective:
+    if kind == "independent":
+        return MultiTokenPretraining(target.config, **options)
+    if kind == "sequential":
+        return _sequential_pretraining(target, steps, **options)
+    raise ValueError(f"kind={kind!r}; expected independent or sequential")
+
+
+def _sequential_pretraining(
+    target: Target, steps: int, heads: int, weights: tuple[float, ...] = (0.3, 0.1), switch: float = 0.68
+) -> Objective:
+    """`switch` is the share of the steps after which the modules weigh less; the paper's is 10 of 14.8 T tokens."""
+    if not 0 <= switch <= 1:
+        raise ValueError(f"switch={switch}; expected a share of the steps, in [0, 1]")
+    return SequentialPretraining(target.config, heads, tuple(weights), round(switch * steps))
 
 
 # name -> maker(target, **options)
