@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 import jax
 
@@ -71,12 +72,14 @@ class Turn:
         prefill_seconds: of each repeat; empty where answers are not timed one by one, None where prefill is not timed
             apart.
         decode_seconds: likewise, the rest.
+        observed: see `Timed`; empty where answers are not timed one by one.
     """
 
     prompt: tuple[int, ...]
     completion: Completion
     prefill_seconds: list[float | None] = dataclasses.field(default_factory=list)
     decode_seconds: list[float] = dataclasses.field(default_factory=list)
+    observed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -256,7 +259,7 @@ class _Run:
         """Adds what was answered to a prompt to what is known."""
         for i, answered in enumerate(answers):
             if repeat == 0:
-                self.turns[i, p] = [Turn(answer.prompt, answer.timed.completion) for answer in answered]
+                self.turns[i, p] = [Turn(a.prompt, a.timed.completion, observed=a.timed.observed) for a in answered]
                 self.skipped[i] += len(self.prompts[p].turns) - len(answered)
             for turn, answer in zip(self.turns[i, p], answered, strict=True):
                 self.repeatable[i] &= turn.completion.tokens == answer.timed.completion.tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -125,11 +125,13 @@ class Timed:
         completion: tokens and counts.
         prefill_seconds: up to and with the first token; None where it is not timed apart.
         decode_seconds: the rest.
+        observed: what the drafter has to say of this answer (its `observed(state)`, where it has one), as JSON has it.
     """
 
     completion: Completion
     prefill_seconds: float | None
     decode_seconds: float
+    observed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +249,9 @@ class LoopContender:
         end = time.perf_counter()
         completion = read_row(state, 0)
         check_fault(completion, f"{self.info.label}, request {request.id}")
-        return Timed(completion, prefilled - start, end - prefilled)
+        observe = getattr(self.loop.drafter, "observed", None)
+        observed = observe(state.drafter) if observe else {}
+        return Timed(completion, prefilled - start, end - prefilled, observed)
 
     def complete_all(self, requests: Sequence[Request], batch: int) -> tuple[list[Completion], BatchTime]:
         """Completes all, `batch` rows at a time with slot refill; also how long it took."""

@@ -93,6 +93,7 @@ def fingerprint(arrays: Any) -> str:
 
 
 _ARRAYS = ("accepted", "reached", "overlap")
+_TIMED = ("prefill_seconds", "decode_seconds", "observed")
 
 
 def _written(answer: Answer) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def _written(answer: Answer) -> dict[str, Any]:
         array = np.asarray(completion[name])
         completion[name] = {"dtype": array.dtype.name, "values": array.tolist()}
     seconds = {"prefill_seconds": timed.prefill_seconds, "decode_seconds": timed.decode_seconds}
-    return {"prompt": answer.prompt, "completion": completion, **seconds}
+    return {"prompt": answer.prompt, "completion": completion, **seconds, "observed": timed.observed}
 
 
 def _read(entry: Mapping[str, Any]) -> Answer:
@@ -109,4 +110,4 @@ def _read(entry: Mapping[str, Any]) -> Answer:
     for name in _ARRAYS:
         fields[name] = np.asarray(fields[name]["values"], fields[name]["dtype"])
     completion = Completion(**fields | {"tokens": tuple(fields["tokens"])})
-    return Answer(tuple(entry["prompt"]), Timed(completion, entry["prefill_seconds"], entry["decode_seconds"]))
+    return Answer(tuple(entry["prompt"]), Timed(completion, *(entry[k] for k in _TIMED)))

@@ -183,8 +183,10 @@ def texts(measured: Measured, teacher: Teacher) -> list[dict[str, Any]]:
                     "reached": c.reached.tolist(),
                     "overlap": c.overlap.tolist(),
                     "target_entropy": teacher.entropy(turn.prompt, c.tokens) if c.tokens else None,
+                    "target_top1": teacher.top1(turn.prompt, c.tokens) if c.tokens else None,
                     "prefill_seconds": turn.prefill_seconds,
                     "decode_seconds": turn.decode_seconds,
+                    "observed": turn.observed,
                 }
             )
     return found

@@ -64,26 +64,27 @@ def score_text(
         position: int32, whose logits to return.
 
     Returns:
-        Entropies in nats `[L]` of the untempered law behind each token, and the logits `[V]` behind `position`.
+        Of the untempered law behind each token the entropy in nats and the largest probability, `[2, L]`; the logits
+        `[V]` behind `position`.
     """
     with jax.default_matmul_precision(precision):
         target = merge(graph, params)
         cache = init_cache(target.config, 1, tokens_l.shape[0])
 
         def body(c: jax.Array, carry: tuple[KVCache, jax.Array, jax.Array]) -> tuple[KVCache, jax.Array, jax.Array]:
-            cache, entropies, picked = carry
+            cache, found, picked = carry
             piece = jax.lax.dynamic_slice_in_dim(tokens_l, c * chunk, chunk)[None]
             view = causal_view(jnp.full((1,), c * chunk, jnp.int32), chunk)
             out, cache = target.cached(piece, cache, view, taps=("normed",))
             logits = target.logits(out.taps["normed"])[0]
             law = jax.nn.log_softmax(logits)
-            entropy = -jnp.sum(jnp.exp(law) * law, axis=-1)
+            both = jnp.stack([-jnp.sum(jnp.exp(law) * law, axis=-1), jnp.exp(jnp.max(law, axis=-1))])
             here = position - c * chunk
             row = logits[jnp.clip(here, 0, chunk - 1)]
             picked = jnp.where((here >= 0) & (here < chunk), row, picked)
-            return cache, jax.lax.dynamic_update_slice(entropies, entropy, (c * chunk,)), picked
+            return cache, jax.lax.dynamic_update_slice(found, both, (0, c * chunk)), picked
 
-        init = (cache, jnp.zeros(tokens_l.shape), jnp.zeros((target.config.head_size,)))
+        init = (cache, jnp.zeros((2, *tokens_l.shape)), jnp.zeros((target.config.head_size,)))
         chunks = (length + chunk - 1) // chunk
         return jax.lax.fori_loop(0, chunks, body, init)[1:]
 
@@ -103,15 +104,15 @@ class Teacher:
         """
         self._graph, self._params, self._precision, self._chunk = graph, params, precision, chunk
         self._buffer = buffer
-        self._entropy: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
+        self._means: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, float]] = {}
 
     def entropy(self, prompt: Sequence[int], tokens: Sequence[int]) -> float:
         """Mean entropy in nats of the target's laws, untempered, at the emitted positions."""
-        key = tuple(prompt), tuple(tokens)
-        if key not in self._entropy:
-            entropies, _ = self._score([*prompt, *tokens], 0)
-            self._entropy[key] = float(entropies[len(prompt) - 1 : len(prompt) + len(tokens) - 1].mean())
-        return self._entropy[key]
+        return self._mean(prompt, tokens)[0]
+
+    def top1(self, prompt: Sequence[int], tokens: Sequence[int]) -> float:
+        """Mean probability of the target's likeliest token, untempered, at the emitted positions: how peaked it is."""
+        return self._mean(prompt, tokens)[1]
 
     def logits(self, prompt: Sequence[int], tokens: Sequence[int], position: int) -> np.ndarray:
         """The logits `[V]` that choose the emitted token at `position` (0 is the first one)."""
@@ -139,11 +140,20 @@ class Teacher:
             bound,
         )
 
+    def _mean(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[float, float]:
+        """Entropy and largest probability over the emitted positions; each text is run once."""
+        key = tuple(prompt), tuple(tokens)
+        if key not in self._means:
+            found, _ = self._score([*prompt, *tokens], 0)
+            entropy, top1 = found[:, len(prompt) - 1 : len(prompt) + len(tokens) - 1].mean(axis=1)
+            self._means[key] = float(entropy), float(top1)
+        return self._means[key]
+
     def _score(self, text: Sequence[int], position: int) -> tuple[np.ndarray, np.ndarray]:
         buffer = max(self._buffer, -(-len(text) // BUCKET) * BUCKET)
         tokens = np.zeros((buffer,), np.int32)
         tokens[: len(text)] = text
-        entropies, logits = score_text(
+        found, logits = score_text(
             self._graph,
             self._chunk,
             self._precision,
@@ -152,4 +162,4 @@ class Teacher:
             jnp.int32(len(text)),
             jnp.int32(position),
         )
-        return np.asarray(entropies), np.asarray(logits)
+        return np.asarray(found), np.asarray(logits)

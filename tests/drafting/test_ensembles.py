@@ -278,6 +278,8 @@ def test_votes_are_counted_by_the_share_that_agreed() -> None:
         accepted += count
         agreed += int(state.drafter.agreeing[0, 0])
     shares = acceptance_by_share(state.drafter.outcomes)
+    told = loop.drafter.observed(state.drafter)["by_agreement"]
+    assert {Fraction(share): tuple(counts) for share, counts in told.items()} == shares
     # The last step may have verified tokens that the budget then cut.
     assert sum(v for v, _ in shares.values()) in range(verified, verified + 3)
     assert sum(a for _, a in shares.values()) in range(accepted, accepted + 4)
@@ -294,6 +296,7 @@ def test_kinds() -> None:
         "mixture": "iid",
         "learned_mixture": "iid",
         "early_exit_proxy": "fixed",
+        "oracle": "fixed",
         "calibrated_proxy": "mixed",
         "random_proxy": "mixed",
     }

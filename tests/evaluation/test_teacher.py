@@ -36,6 +36,7 @@ def test_logits_and_entropy_are_those_of_the_network(teacher: Teacher, target: T
         np.testing.assert_allclose(found, expected[len(PROMPT) - 1 + position], atol=2e-4, rtol=1e-4)
     law = np.asarray(jax.nn.log_softmax(expected[len(PROMPT) - 1 : -1]))
     assert teacher.entropy(PROMPT, tokens) == pytest.approx(-(np.exp(law) * law).sum(-1).mean(), rel=1e-4)
+    assert teacher.top1(PROMPT, tokens) == pytest.approx(np.exp(law).max(-1).mean(), rel=1e-4)
 
 
 def test_greedy_tokens_are_the_best(teacher: Teacher, trio: list[LoopContender]) -> None:

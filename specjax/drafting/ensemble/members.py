@@ -168,7 +168,12 @@ class Members:
         return tuple(params), tuple(tables)
 
     def init_state(self, params: Any, tables: Any, target: Decoder, batch: int, capacity: int) -> tuple[Any, ...]:
-        """Empty states."""
+        """Empty states.
+
+        Raises:
+            ValueError: a member for another vocabulary than the target's.
+        """
+        self._check_vocabularies(tables, target)
 
         def one(entry: Drafter | Stack, params: Any, tables: Any) -> Any:
             if not isinstance(entry, Stack):
@@ -177,6 +182,18 @@ class Members:
             return jax.tree.map(lambda x: jnp.zeros((x.shape[0], entry.count, *x.shape[1:]), x.dtype), state)
 
         return tuple(one(*each) for each in zip(self.entries, params, tables, strict=True))
+
+    def _check_vocabularies(self, tables: Any, target: Decoder) -> None:
+        """Refuses a member that writes other tokens than the target, without a table that says which."""
+        for entry, own in zip(self.entries, tables, strict=True):
+            drafter = _one(entry)
+            size = getattr(getattr(drafter, "config", None), "head_size", None)
+            mapped = isinstance(drafter, OtherTokenizer) or "vocab" in own
+            if size is not None and not mapped and size != target.config.head_size:
+                raise ValueError(
+                    f"member {_name(drafter)} writes {size} tokens, the target has {target.config.head_size}: an "
+                    "ensemble drafts in one vocabulary. Give the member a table `vocab`, or use OtherTokenizer"
+                )
 
     def extend(
         self,

@@ -193,6 +193,14 @@ class EnsembleVote:
             counted=context.length,
         )
 
+    def observed(self, state: VoteState) -> dict[str, Any]:
+        """For reports: `by_agreement`, of the tokens that a share of the voters agreed on, verified and accepted ones.
+
+        Keys are such as `2/3`: agreeing members over voters, in lowest terms.
+        """
+        found = acceptance_by_share(np.asarray(state.outcomes))
+        return {"by_agreement": {f"{s.numerator}/{s.denominator}": list(counts) for s, counts in found.items()}}
+
     def _outcomes(self, state: VoteState, draft: Draft, verdict: Verdict, reached_bd: jax.Array) -> jax.Array:
         """`[B, J, J, 2]`, see `VoteState.outcomes`."""
         count = self.members.count
