@@ -1,7 +1,12 @@
-"""Which program to compile for a TPU slice that is not here.
+r"""Which program to compile for a TPU slice that is not here.
 
     python -m experiments.compile_for --config=configs/compile_for.py:llama3_8b,decode --topology=v5e:2x4
     python -m experiments.compile_for --config=configs/compile_for.py:llama3_8b,train --topology=v5e:16x16
+    python -m experiments.compile_for --config=configs/compile_for.py:llama3_8b,decode --topology=v5e:16x16 \
+        --config.mesh.data=-1 --config.mesh.tensor=8 --config.decode.batch=256
+
+Decoding splits heads over all chips of the slice; of a slice with more chips than the model has key heads, the third
+command lets `data` take the rest, which rows must divide over.
 
 Arguments, separated by commas: a model of specjax/models/published.py (`llama3_8b`, `llama3_70b`, ...), and `decode` or
 `train`.

@@ -120,7 +120,8 @@ def decode_programs(config: ml_collections.ConfigDict, target: Target, at: Place
         keys = jax.ShapeDtypeStruct((batch, 2), jnp.uint32)
         state = jax.eval_shape(loop.prefill, weights, ints(batch, buffer), ints(batch), ints(batch), sampling, keys)
     state = with_shardings(state, state_shardings(state, at.mesh, at.target, drafter=at.drafter))
-    shapes = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(state.cache.layers)]
+    # The target's keys and values, and the drafter's own.
+    shapes = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(state) if x.ndim == 4 and x.shape[1] >= buffer]
 
     def bare(params: Any, tokens: jax.Array, cache: Any) -> Any:
         network = merge(target.graph, params)

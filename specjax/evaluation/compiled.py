@@ -79,10 +79,15 @@ def collectives(program: str) -> dict[str, tuple[int, int]]:
 
 
 def whole_copies(program: str, shape: tuple[int, ...]) -> list[str]:
-    """Instructions of an optimised program that write an array of this shape anew instead of updating it."""
-    dims = ",".join(map(str, shape))
-    anew = "copy|copy-start|select|concatenate|transpose"
-    return re.findall(rf"\w+\[{dims}\](?:{{[^}}]*}})? (?:{anew})\(.*", program)
+    """Instructions of an optimised program that write an array of this shape anew instead of updating it.
+
+    An asynchronous copy gives its destination, its source and a token. One whose destination is the memory on the chip
+    (`S(1)`) is a read that was begun early, and no copy.
+    """
+    array = rf"\w+\[{','.join(map(str, shape))}\](?:{{[^}}]*}})?"
+    plain = re.findall(rf"{array} (?:copy|select|concatenate|transpose)\(.*", program)
+    started = re.findall(rf"\(({array}), .*?\) (copy-start\(.*)", program)
+    return plain + [f"{made} {rest}" for made, rest in started if not re.search(r"S\([1-9]", made)]
 
 
 def _inner(program: str) -> str:

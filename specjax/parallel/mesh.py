@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 AXES = ("data", "fsdp", "tensor")
@@ -21,16 +23,48 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[j
         tensor: devices that split attention heads, MLP columns and the vocabulary.
         devices: all of all processes by default.
 
-    At most one size is -1: the devices that the others leave.
+    At most one size is -1: the devices that the others leave. Where the devices are several slices, which only a
+    slower network connects, `data` is what goes across them, and `fsdp` as far as `data` does not.
 
     Raises:
-        ValueError: a size that is neither positive nor -1, more than one -1, or sizes whose product is not the number
-            of devices.
+        ValueError: a size that is neither positive nor -1, more than one -1, sizes whose product is not the number of
+            devices, or whose rows do not divide over the slices.
     """
     chosen = list(jax.devices() if devices is None else devices)
     shape = _fill({"data": data, "fsdp": fsdp, "tensor": tensor}, len(chosen))
     # Auto: the axes are hints to XLA's partitioner. JAX's own default, Explicit, types every array by its sharding.
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=chosen)
+    return Mesh(device_grid(shape, chosen), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def device_grid(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> np.ndarray:
+    """The devices in the shape of a mesh, neighbours where axes talk most: `tensor` innermost, slices outermost.
+
+    Raises:
+        ValueError: several slices that `data` and `fsdp` do not divide over, or that are not of one size; or a shape
+            that the devices' network cannot take.
+    """
+    slices = [getattr(device, "slice_index", None) or 0 for device in devices]
+    count = len(set(slices))
+    asked = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))
+    data, fsdp, tensor = shape
+    across = math.gcd(data, count)
+    if fsdp % (count // across):
+        raise ValueError(
+            f"mesh {asked} cannot be laid over {count} slices: data * fsdp is to be a multiple of {count}, and tensor "
+            f"to stay within a slice of {len(devices) // count} devices"
+        )
+    if len({slices.count(number) for number in slices}) > 1:
+        raise ValueError(f"mesh {asked}: the slices have different numbers of devices; expected slices of one size")
+    # Axes of the network are split where there is no other way: sizes need not be products of its axes.
+    split = {"allow_split_physical_axes": True}
+    try:
+        if count == 1:
+            return mesh_utils.create_device_mesh(shape, devices, **split)
+        outer = across, count // across, 1
+        inner = tuple(size // over for size, over in zip(shape, outer, strict=True))
+        return mesh_utils.create_hybrid_device_mesh(inner, outer, devices, **split)
+    except NotImplementedError as error:
+        raise ValueError(f"mesh {asked} cannot be laid over these devices ({error}): choose other sizes") from error
 
 
 def axis_sizes(mesh: Mesh | AbstractMesh) -> dict[str, int]:

@@ -65,6 +65,16 @@ def test_copies_at_the_entry_are_no_copies_in_the_loop():
     assert (found.flops, found.accessed) == (5.0, 7.0)
 
 
+def test_an_asynchronous_copy_is_a_copy_unless_it_goes_to_the_chip():
+    layout, ends = "{3,2,1,0:T(8,128)(2,1)}", "u32[]{:S(2)}) copy-start(%leaf), cross_program_prefetch_index=0"
+    away = f"  %copy-start.1 = (bf16[8,4112,1,128]{layout}, bf16[8,4112,1,128]{layout}, {ends}"
+    ahead = away.replace("(2,1)}", "(2,1)S(1)}", 1)
+    back = f"  %copy-start.3 = (bf16[8,4112,1,128]{layout}, bf16[8,4112,1,128]{layout[:-1]}S(1)}}, {ends}"
+    other = away.replace("4112", "4113")
+    found = whole_copies("\n".join((away, ahead, back, other)), (8, 4112, 1, 128))
+    assert len(found) == 2 and all("copy-start(%leaf)" in line for line in found)
+
+
 def test_a_real_program():
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     compiled = jax.jit(lambda a, b: (a @ b, a + 1), donate_argnums=0).lower(x, x).compile()
