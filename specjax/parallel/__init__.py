@@ -2,6 +2,7 @@
 
 from specjax.parallel.distributed import PLATFORMS, Process, initialize, require_platform, topology
 from specjax.parallel.mesh import AXES, active_mesh, axis_sizes, describe, make_mesh, row_shards
+from specjax.parallel.own_rows import on_own_rows
 from specjax.parallel.placement import Placement
 from specjax.parallel.rules import (
     PRESETS,
@@ -30,6 +31,7 @@ __all__ = [
     "describe",
     "initialize",
     "make_mesh",
+    "on_own_rows",
     "param_shardings",
     "replicated",
     "require_platform",

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from specjax.models import Decoder, Tap
+from specjax.parallel import on_own_rows
 from specjax.training.data import Batch
 
-CHUNK = 1024  # Positions whose logits exist at a time.
+CHUNK = 1024  # Positions whose logits exist at a time on a device.
 
 
 def online_taps(objective: Any, chosen: Sequence[Tap] = ()) -> tuple[Tap, ...]:
@@ -50,9 +51,14 @@ def with_hidden_states(target: Decoder, batch: Batch, taps: tuple[Tap, ...]) -> 
 
 
 def _log_sum_exp(target: Decoder, normed_btd: jax.Array) -> jax.Array:
-    """Float32 `[B, T]`, without logits for more than a chunk of positions."""
-    flat = normed_btd.reshape(-1, normed_btd.shape[-1])
-    size = -(-len(flat) // CHUNK) * CHUNK
-    chunks = jnp.pad(flat, ((0, size - len(flat)), (0, 0))).reshape(-1, CHUNK, flat.shape[-1])
-    lse = jax.lax.map(lambda x: jax.nn.logsumexp(target.logits(x).astype(jnp.float32), axis=-1), chunks)
-    return lse.reshape(-1)[: len(flat)].reshape(normed_btd.shape[:2])
+    """Float32 `[B, T]`, without logits for more than a chunk of positions; every device does its own rows."""
+
+    def own(_: Any, x_btd: jax.Array) -> tuple[tuple[()], jax.Array]:
+        flat = x_btd.reshape(-1, x_btd.shape[-1])
+        chunk = min(CHUNK, len(flat))
+        size = -(-len(flat) // chunk) * chunk
+        chunks = jnp.pad(flat, ((0, size - len(flat)), (0, 0))).reshape(-1, chunk, flat.shape[-1])
+        lse = jax.lax.map(lambda x: jax.nn.logsumexp(target.logits(x).astype(jnp.float32), axis=-1), chunks)
+        return (), lse.reshape(-1)[: len(flat)].reshape(x_btd.shape[:2])
+
+    return on_own_rows(own, normed_btd)[1]

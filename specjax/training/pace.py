@@ -40,7 +40,6 @@ PEAK_FLOPS = {
 _HIDDEN = (
     "pallas_call",
     "ffi_call",
-    "shard_map",
     "ragged_dot_general",
     "scaled_matmul_wrapper",
     "conv_general_dilated",
@@ -109,6 +108,8 @@ def _of_equation(eqn: JaxprEqn) -> tuple[int, int]:
     if name == "while" and high:
         raise ValueError("the step has matrix products in a loop whose length is not known beforehand")
     times = eqn.params["length"] if name == "scan" else 1
+    if name == "shard_map":  # Its shapes are those of one device's part, on the axes that it splits by hand.
+        times = math.prod(eqn.params["mesh"].shape[axis] for axis in eqn.params["manual_axes"])
     return times * low, times * high
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.checkpoints.rundir import RunDirectory
-from specjax.parallel import Placement, make_mesh
+from specjax.models import merge
+from specjax.parallel import Placement, batch_shardings, make_mesh, row_shards
 from specjax.testing import tiny_target
-from specjax.training import OptimizerConfig, Trainer, TrainerConfig
+from specjax.training import OptimizerConfig, Trainer, TrainerConfig, online
 from specjax.training.data import TextRows, lay_out, pack
 from specjax.training.objectives import LanguageModel
+from specjax.training.objectives.base import masked_sum, over_positions_with
 from tests.training import common
 
 MESHES = {"dp": (8, 1, 1), "fsdp": (1, 8, 1), "tp": (4, 1, 2), "fsdp_tp": (2, 2, 2)}
@@ -95,3 +100,47 @@ def test_accumulation_on_a_mesh(one_device, tmp_path):
     made.run(tmp_path, CONFIG)
     for i, values in losses(tmp_path).items():
         np.testing.assert_allclose(values, one_device[0][i], rtol=1e-5)
+
+
+def work(program: object) -> float:
+    """Operations of one device: those of a loop's body times its turns."""
+    compiled = program.compile()
+    turns = [int(n) for n in re.findall(r'known_trip_count"?:\{"n":"(\d+)"', compiled.as_text())]
+    return compiled.cost_analysis()["flops"] * max(turns)
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)])
+def test_every_device_goes_through_its_own_positions_alone(sizes, monkeypatch):
+    """Head and loss are the largest part of training a small draft; a loop over all positions would not be spread."""
+    jax.config.update("jax_disable_most_optimizations", False)  # The compiler counts turns when it optimises.
+    monkeypatch.setattr(online, "CHUNK", 16)
+    rng = np.random.default_rng(0)
+    target, mask = tiny_target(), jnp.asarray(rng.random((8, 64)) < 0.6)
+    x = jnp.asarray(rng.normal(size=(8, 64, target.config.hidden_size)), jnp.float32)
+    head = jnp.asarray(rng.normal(size=(x.shape[-1], 128)), jnp.float32)
+
+    def chunk(x, labels, mask, w, later):
+        nll = -jnp.take_along_axis(jax.nn.log_softmax(x @ w), labels[:, None], -1)[:, 0]
+        return masked_sum(nll, mask), masked_sum(jnp.abs(later(1) - labels).astype(jnp.float32), mask)
+
+    def loss(x, w, labels, mask):
+        return over_positions_with(w, chunk, x, labels, mask, 16, labels)
+
+    def lse(params, x):
+        return online._log_sum_exp(merge(target.graph, params), x)
+
+    labels = jnp.asarray(rng.integers(0, 128, (8, 64)))
+    mask = mask.at[:, -1].set(False)  # What lies behind the last row is anything.
+    programs = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)), jax.jit(lse)
+    plain = [p.lower(*a) for p, a in zip(programs, ((x, head, labels, mask), (target.params, x)), strict=True)]
+    expected = programs[0](x, head, labels, mask), programs[1](target.params, x)
+    mesh = make_mesh(*sizes)
+    placement = Placement(mesh, "fsdp", "fsdp", target.config.head_dim)
+    rows = jax.device_put((x, labels, mask), batch_shardings((x, labels, mask), mesh))
+    split = jax.device_put(head, NamedSharding(mesh, PartitionSpec("fsdp", "tensor")))
+    arguments = (rows[0], split, *rows[1:]), (placement.target_params(target.params), rows[0])
+    with placement.active():
+        for p, on_one, given, want in zip(programs, plain, arguments, expected, strict=True):
+            assert work(p.lower(*given)) < 1.3 * work(on_one) / row_shards(mesh)
+            for ours, theirs in zip(jax.tree.leaves(p(*given)), jax.tree.leaves(want), strict=True):
+                np.testing.assert_allclose(np.asarray(ours), theirs, rtol=2e-5, atol=1e-5)

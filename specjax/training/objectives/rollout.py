@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from specjax.models import Decoder
 from specjax.models.eagle import FeatureConfig, FeatureLayer, ahead, assemble, head_rows
 from specjax.training.data import Batch
-from specjax.training.objectives.base import Loss, masked_sum, over_positions_with
+from specjax.training.objectives.base import Later, Loss, masked_sum, over_positions_with
 from specjax.training.objectives.distill import law, overlap
 from specjax.training.objectives.lm import first_choice, labels
 
@@ -105,25 +105,24 @@ def rollout_loss(
     assert batch.normed is not None and batch.lse is not None
     carries = drafted(batch, len(hidden))
     head = jax.lax.stop_gradient(head_rows(target, vocab))
-    normed, lse = (jnp.reshape(x, (-1, *x.shape[2:])) for x in (batch.normed, batch.lse))
-    index, inside = (x.reshape(-1) for x in labels(batch, vocab))
+    answers = (jnp.asarray(batch.normed), jnp.asarray(batch.lse), *labels(batch, vocab))
 
     kernel = net.lm_head.kernel[...]
     trained: Any = kernel if trained_head else None
     frozen: Any = jax.lax.stop_gradient(kernel)
 
-    def chunk(x_ckd: jax.Array, extras: tuple[jax.Array, jax.Array], _: Any, own: Any) -> tuple[jax.Array, Any]:
-        place_c, carries_ck = extras
+    def chunk(x_ckd: jax.Array, carries_ck: jax.Array, _: Any, own: Any, later: Later) -> tuple[jax.Array, Any]:
         loss = jnp.zeros(())
         hits: list[jax.Array] = []
         firsts: dict[str, jax.Array] = {}
         for k, weight in enumerate(weights):
-            at, known = place_c + 1 + k, carries_ck[:, k]
-            log_p = law(normed[at], lse[at], head, target.config.final_softcap, known)
+            known = carries_ck[:, k]
+            normed, lse, *following = later(1 + k)
+            log_p = law(normed, lse, head, target.config.final_softcap, known)
             log_q = jax.nn.log_softmax(net.logits_by(x_ckd[:, k], frozen if own is None else own), axis=-1)
-            lost = step_loss(Step(x_ckd[:, k], log_q, normed[at].astype(jnp.float32), log_p))
+            lost = step_loss(Step(x_ckd[:, k], log_q, normed.astype(jnp.float32), log_p))
             loss += weight * masked_sum(lost, known)
-            hits.append(jnp.where(known, first_choice(log_q, (index[at], inside[at])), 0.0))
+            hits.append(jnp.where(known, first_choice(log_q, (following[0], following[1])), 0.0))
             if k == 0:
                 firsts = {"alpha": overlap(log_p, log_q), "mass": jnp.sum(jnp.exp(log_p), axis=-1)}
         first = carries_ck[:, 0]
@@ -132,9 +131,8 @@ def rollout_loss(
         sums["accepted"] = masked_sum(jnp.sum(jnp.cumprod(hits_ck, axis=-1), axis=-1), first)
         return loss, (sums, hits_ck.sum(0))
 
-    place = jnp.arange(carries.shape[0] * carries.shape[1]).reshape(carries.shape[:2])
-    inputs = jnp.stack(hidden, axis=2), (place, carries), carries.any(-1)
-    loss, (sums, hits_k) = over_positions_with(trained, chunk, *inputs)
+    inputs = jnp.stack(hidden, axis=2), carries, carries.any(-1)
+    loss, (sums, hits_k) = over_positions_with(trained, chunk, *inputs, later=answers)
     counts_k = carries.sum((0, 1)).astype(jnp.float32)
     metrics = {name: (value, counts_k[0]) for name, value in sums.items()}
     for k in range(len(hidden)):
