@@ -35,6 +35,7 @@ EXPECTED = (
     FloatingPointError,
     ImportError,
 )
+LASTING = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
 
 
 def run(main: Callable[[ml_collections.ConfigDict], None], *, config: str, workdir: str | None = None) -> None:
@@ -51,6 +52,8 @@ def run(main: Callable[[ml_collections.ConfigDict], None], *, config: str, workd
     flags.DEFINE_string("coordinator", None, "host:port of process 0; found by itself on TPU pods and SLURM")
     flags.DEFINE_integer("num_processes", None, "processes of the run")
     flags.DEFINE_integer("process_id", None, "of this process, from 0")
+    flags.DEFINE_list("local_devices", None, "numbers of this host's GPUs that this process uses, such as 0,1")
+    flags.DEFINE_float("start_timeout", 120, "seconds that processes wait for each other", lower_bound=0)
     flags.DEFINE_enum("require_platform", None, parallel.PLATFORMS, "refuse to run on another kind of device")
     holder: list[ml_collections.ConfigDict] = []
 
@@ -76,11 +79,27 @@ def run(main: Callable[[ml_collections.ConfigDict], None], *, config: str, workd
 def _join() -> None:
     """Joins the other processes where there are any; says where the run takes place when it is not one CPU."""
     f = flags.FLAGS
-    process = parallel.initialize(f.distributed, f.coordinator, f.num_processes, f.process_id)
+    process = parallel.initialize(
+        f.distributed,
+        f.coordinator,
+        f.num_processes,
+        f.process_id,
+        _device_ids(f.local_devices),
+        f.start_timeout,
+        announce=lambda text: print(text, file=sys.stderr, flush=True),
+    )
     if f.require_platform is not None:
         parallel.require_platform(f.require_platform)
     if process.count > 1 or jax.default_backend() != "cpu":
         print(f"process {process.index} of {process.count}: {parallel.topology()}", file=sys.stderr)
+
+
+def _device_ids(given: Sequence[str] | None) -> list[int] | None:
+    if given is None:
+        return None
+    if not given or not all(number.isdigit() for number in given):
+        raise ValueError(f"--local_devices={','.join(given)!r}; expected numbers, such as 0,1")
+    return [int(number) for number in given]
 
 
 def console() -> Console:
@@ -111,14 +130,23 @@ def pairs(name: str, given: Sequence[Any]) -> dict[Any, Any]:
     return {key: value for key, value in given}
 
 
+def data_dir() -> epath.Path:
+    """The directory of texts and prompts, local or gs://, that SPECJAX_DATA names."""
+    return epath.Path(os.environ.get("SPECJAX_DATA", "../shared/data"))
+
+
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """A context in which an expected error ends the program: one line on stderr, exit code 2."""
+    """A context in which an expected error ends the program: one line on stderr, exit code 2.
+
+    Where the same command may go well a second time, after a fault of the network or of a disk, it is 1.
+    """
     try:
         yield
     except (flags.Error, *EXPECTED) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from None
+        passing = isinstance(error, OSError) and not isinstance(error, LASTING)
+        raise SystemExit(1 if passing else 2) from None
     except (AttributeError, KeyError) as error:
         # A field that the config lacks, read by a program that another config was given to.
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename

@@ -5,7 +5,6 @@ Interrupted, the same command goes on. SPECJAX_DATA names the directory of the t
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from specjax.training import write_store
 def main(config: ml_collections.ConfigDict) -> None:
     """Writes the shards that are missing, store by store."""
     target = build.target_from_config(config.target)
-    parts = build.store_parts(config, target, Path(os.environ.get("SPECJAX_DATA", "../shared/data")))
+    parts = build.store_parts(config, target, _main.data_dir())
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     with Progress(*columns) as progress:
         for name, (documents, store, max_shards) in parts.items():

@@ -6,9 +6,6 @@ many documents lose their end; token counts. Loads the target's tokenizer, not i
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import ml_collections
 import numpy as np
 from absl import flags
@@ -34,7 +31,7 @@ def main(config: ml_collections.ConfigDict) -> None:
         rows, documents, cut, where = found.train.text, found.documents, found.cut, data.dataset.path
         count = found.tokens
     elif "text" in data:
-        path = Path(os.environ.get("SPECJAX_DATA", "../shared/data")) / data.text
+        path = _main.data_dir() / data.text
         made, where = [render(tokenizer, answer) for answer in read_answers(path)], str(path)
         packed, cut = pack(made, data.row_length)
         rows, documents, count = lay_out(packed, data.row_length), len(made), sum(len(d.tokens) for d in made)

@@ -2,7 +2,8 @@ r"""Writes a JobSet for Kubernetes (GKE with TPUs, or any cluster with GPUs) and
 
     python -m experiments.launch.jobset --name=eagle3 --image=<image> --hosts=64 --chips=4 \
         --accelerator=tpu-v5-lite-podslice --topology=16x16 \
-        --command="python -m experiments.train --config=configs/eagle3.py --workdir=gs://bucket/eagle3" --dry-run
+        --dry-run \
+        --command="python -m experiments.train --config=configs/eagle3.py:smollm2,pod --workdir=gs://bucket/eagle3"
 
 A host that dies restarts the whole set, and the same command resumes from the newest checkpoint.
 """
@@ -10,6 +11,7 @@ A host that dies restarts the whole set, and the same command resumes from the n
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +21,9 @@ import yaml
 from experiments.launch import _recipe
 
 PORT = 8476
+NUMBER = "declare -ix JAX_PROCESS_ID=GROUP*HOSTS+HOST;"  # over all groups of hosts; Kubernetes cannot calculate
+EXCLUSIVE = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+WRONG = 2  # the programs' exit code for what a user has to put right
 
 
 def manifest(options: argparse.Namespace) -> dict[str, Any]:
@@ -37,10 +42,14 @@ def manifest(options: argparse.Namespace) -> dict[str, Any]:
     if on_tpu and not options.topology:
         raise ValueError(f"accelerator {options.accelerator!r} needs --topology, such as 4x4")
     platform = "tpu" if on_tpu else "gpu"
+    if joined := {"&&", "||", ";", "|"} & set(shlex.split(options.command)):
+        raise ValueError(f"the command has {' '.join(sorted(joined))}: give one program, which is told when to end")
+    # In place of the shell, which would keep SIGTERM to itself; `env` takes settings before the program.
+    command = f"exec env {options.command} --require_platform={platform}"
     container = {
         "name": "specjax",
         "image": options.image,
-        "command": ["bash", "-c", f"{options.command} --require_platform={platform}"],
+        "command": ["bash", "-c", command if on_tpu else f"{NUMBER} {command}"],
         "resources": {"limits": {"google.com/tpu" if on_tpu else "nvidia.com/gpu": options.chips}},
         **({} if on_tpu else {"env": _meeting(options)}),
     }
@@ -54,14 +63,24 @@ def manifest(options: argparse.Namespace) -> dict[str, Any]:
         "parallelism": options.hosts,
         "completions": options.hosts,
         "backoffLimit": 0,
+        # What a restart does not put right: a config that is wrong stays wrong.
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onExitCodes": {"containerName": "specjax", "operator": "In", "values": [WRONG]}}
+            ]
+        },
         "template": {"spec": pod},
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": options.name},
+        # A slice is a node pool: all hosts of one job on one of them, and no other job there.
+        "metadata": {"name": options.name, **({"annotations": EXCLUSIVE} if on_tpu else {})},
         "spec": {
-            "failurePolicy": {"maxRestarts": options.max_restarts},
+            "failurePolicy": {
+                "maxRestarts": options.max_restarts,
+                "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+            },
             "network": {"enableDNSHostnames": True},
             "replicatedJobs": [{"name": "worker", "replicas": options.slices, "template": {"spec": job}}],
         },
@@ -82,10 +101,13 @@ def _selector(options: argparse.Namespace, on_tpu: bool) -> dict[str, str]:
 def _meeting(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Where processes meet: GKE tells TPU hosts itself, others are told here."""
     index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+    group = {"fieldRef": {"fieldPath": "metadata.annotations['jobset.sigs.k8s.io/job-index']"}}
     return [
         {"name": "JAX_COORDINATOR_ADDRESS", "value": f"{options.name}-worker-0-0.{options.name}:{PORT}"},
-        {"name": "JAX_NUM_PROCESSES", "value": str(options.hosts)},
-        {"name": "JAX_PROCESS_ID", "valueFrom": index},
+        {"name": "JAX_NUM_PROCESSES", "value": str(options.hosts * options.slices)},
+        {"name": "HOSTS", "value": str(options.hosts)},
+        {"name": "HOST", "valueFrom": index},
+        {"name": "GROUP", "valueFrom": group},
     ]
 
 
@@ -95,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--image", required=True, help="container image that holds specjax, see the Dockerfile")
     parser.add_argument("--accelerator", required=True, help="GKE accelerator label, such as tpu-v5-lite-podslice")
     parser.add_argument("--topology", default="", help="of a TPU slice, such as 4x4")
-    parser.add_argument("--hosts", type=int, default=1, help="of each slice")
+    parser.add_argument("--hosts", type=int, default=1, help="of each slice, or group of GPU hosts")
     parser.add_argument("--chips", type=int, default=4, help="chips or GPUs a host")
     parser.add_argument("--slices", type=int, default=1)
     parser.add_argument("--max-restarts", type=int, default=50)

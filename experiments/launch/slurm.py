@@ -1,7 +1,8 @@
 r"""Writes a batch script that starts a program under SLURM, one process a GPU, and submits it.
 
     python -m experiments.launch.slurm --name=eagle3 --nodes=2 --gpus=8 --time=24:00:00 \
-        --command="python -m experiments.train --config=configs/eagle3.py --workdir=/shared/eagle3" --dry-run
+        --dry-run \
+        --command="python -m experiments.train --config=configs/eagle3.py:smollm2,pod --workdir=/shared/eagle3"
 
 Before the time limit SLURM sends SIGTERM; the program saves and ends with exit code 75, and the script puts the job
 back into the queue. The same command then resumes.

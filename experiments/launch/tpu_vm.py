@@ -1,11 +1,15 @@
 r"""Starts a program on every host of a Cloud TPU VM slice (v4 to v6e), by gcloud.
 
     python -m experiments.launch.tpu_vm --name=eagle3 --type=v5litepod-256 --zone=us-west4-a --repository=<git url> \
-        --command="python -m experiments.train --config=configs/eagle3.py --workdir=gs://bucket/eagle3" --dry-run
+        --dry-run \
+        --command="python -m experiments.train --config=configs/eagle3.py:smollm2,pod --workdir=gs://bucket/eagle3"
 
 First, with --create, the slice is asked for as a queued resource (with --spot a spot slice); once its state is ACTIVE,
-the same call without --create sets the hosts up and starts the program. It is one command on every host: the hosts find
-each other, and the same call resumes the run after an interruption.
+the same call without --create sets the hosts up, starts the program and follows what it says. It is one command on
+every host: the hosts find each other, and the same call resumes the run after an interruption.
+
+The program outlives the connection. --follow shows again what it says, --stop has it save and end, and --delete gives
+the slice back: also one that was taken away, which keeps its name until then.
 """
 
 from __future__ import annotations
@@ -23,9 +27,16 @@ RUNTIMES = {
     "v6e": "v2-alpha-tpuv6e",
 }
 
+ACTIONS = {
+    "create": "ask for the slice, and do no more",
+    "follow": "show what the program says",
+    "stop": "have the program save and end",
+    "delete": "give the slice back; one that was taken away keeps its name until then",
+}
+
 
 def commands(options: argparse.Namespace) -> list[list[str]]:
-    """The gcloud calls, in order: to ask for the slice, or to set it up and start.
+    """The gcloud calls of `options.action`, in order.
 
     Raises:
         ValueError: see `_recipe.check`, `_recipe.need_bucket`; or an accelerator type without a known runtime.
@@ -36,32 +47,30 @@ def commands(options: argparse.Namespace) -> list[list[str]]:
     if kind not in RUNTIMES:
         raise ValueError(f"type {options.type!r}: expected <kind>-<size> with a kind of {', '.join(RUNTIMES)}")
     place = [f"--zone={options.zone}", *([f"--project={options.project}"] if options.project else [])]
+    queue = ["gcloud", "compute", "tpus", "queued-resources"]
     everywhere = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", options.name, *place, "--worker=all"]
-    made: list[list[str]] = []
-    if options.create:
-        made.append(
-            ["gcloud", "compute", "tpus", "queued-resources", "create", options.name, *place]
-            + [f"--node-id={options.name}", f"--accelerator-type={options.type}"]
-            + [f"--runtime-version={RUNTIMES[kind]}", *(["--spot"] if options.spot else [])]
-        )
-        made.append(
-            ["gcloud", "compute", "tpus", "queued-resources", "describe", options.name, *place]
-            + ["--format=value(state.state)"]
-        )
-        return made
-    made.append([*everywhere, f"--command={setup(options)}"])
-    made.append([*everywhere, f"--command={start(options)}"])
-    return made
+    if options.action == "create":
+        kinds = [f"--accelerator-type={options.type}", f"--runtime-version={RUNTIMES[kind]}"]
+        ask = [*queue, "create", options.name, *place, f"--node-id={options.name}", *kinds]
+        ask += ["--spot"] if options.spot else []
+        return [ask, [*queue, "describe", options.name, *place, "--format=value(state.state)"]]
+    if options.action == "delete":
+        return [[*queue, "delete", options.name, *place, "--force", "--quiet"]]
+    steps = {"start": (setup, start, follow), "follow": (follow,), "stop": (stop, follow)}[options.action]
+    return [[*everywhere, f"--command={step(options)}"] for step in steps]
 
 
 def setup(options: argparse.Namespace) -> str:
     """What every host does once; safe to repeat."""
     return " && ".join(
         [
-            "sudo apt-get install -y -q python3.11 python3.11-venv git",
+            "sudo apt-get -q -o DPkg::Lock::Timeout=300 update",
+            "sudo apt-get -q -o DPkg::Lock::Timeout=300 install -y python3.11 python3.11-venv git",
             f"(test -d specjax || git clone --quiet {shlex.quote(options.repository)} specjax)",
             "cd specjax",
-            f"git fetch --quiet && git checkout --quiet {shlex.quote(options.revision)}",
+            # What the repository has now: a branch of this clone stays where it was when it was cloned.
+            f"git fetch --quiet origin {shlex.quote(options.revision)}",
+            "git checkout --quiet --detach FETCH_HEAD",
             "python3.11 -m venv .venv",
             ".venv/bin/pip install --quiet --editable '.[tpu]'",
         ]
@@ -69,8 +78,31 @@ def setup(options: argparse.Namespace) -> str:
 
 
 def start(options: argparse.Namespace) -> str:
-    """The program, in the environment, refused on hosts whose TPU did not come up."""
-    return f"cd specjax && source .venv/bin/activate && {options.command} --require_platform=tpu"
+    """The program in a session of its own, refused on hosts whose TPU did not come up, or where one runs already."""
+    pid, log, status = (f"~/{options.name}.{end}" for end in ("pid", "log", "status"))
+    # The shell around it waits when it is told to end, so that the program can save.
+    inner = f"trap : TERM; {options.command} --require_platform=tpu; echo $? > {status}"
+    return " && ".join(
+        [
+            "cd specjax",
+            f'if kill -0 "$(cat {pid} 2>/dev/null)" 2>/dev/null; '
+            f"then echo {options.name} runs already: use --follow or --stop >&2; exit 1; fi",
+            "source .venv/bin/activate",
+            f"rm -f {status}",
+            f"{{ setsid nohup bash -c {shlex.quote(inner)} > {log} 2>&1 < /dev/null & echo $! > {pid}; }}",
+        ]
+    )
+
+
+def follow(options: argparse.Namespace) -> str:
+    """Shows what the program has said and says, until it ends, and takes over its exit code."""
+    pid, log, status = (f"~/{options.name}.{end}" for end in ("pid", "log", "status"))
+    return f'tail --pid="$(cat {pid})" -n +1 -f {log}; exit "$(cat {status} 2>/dev/null || echo 1)"'
+
+
+def stop(options: argparse.Namespace) -> str:
+    """Asks the program to save and end."""
+    return f'pkill -TERM --session "$(cat ~/{options.name}.pid)"'
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -82,7 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repository", required=True, help="git URL that the hosts clone")
     parser.add_argument("--revision", default="main")
     parser.add_argument("--spot", action="store_true", help="a spot slice: cheaper, may be taken away")
-    parser.add_argument("--create", action="store_true", help="ask for the slice, and do no more")
+    parser.set_defaults(action="start")
+    for action, does in ACTIONS.items():
+        parser.add_argument(f"--{action}", dest="action", action="store_const", const=action, help=does)
     options = parser.parse_args(arguments)
     try:
         found = commands(options)

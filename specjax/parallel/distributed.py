@@ -11,7 +11,7 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -47,6 +47,7 @@ def initialize(
     process_id: int | None = None,
     local_device_ids: Sequence[int] | None = None,
     timeout_s: float = 120,
+    announce: Callable[[str], None] = _log.info,
 ) -> Process:
     """Joins the other processes of a run. To be called before anything else touches JAX's devices.
 
@@ -58,6 +59,7 @@ def initialize(
         process_id: of this process, from 0.
         local_device_ids: which of this host's GPUs this process uses; one each by default under SLURM and Open MPI.
         timeout_s: how long processes wait for each other.
+        announce: told where the processes meet, before this one goes there.
 
     Returns:
         What this process is.
@@ -79,7 +81,7 @@ def initialize(
     if mode == "auto" and found is None and not named:
         return Process()
     cluster = dataclasses.replace(found or given, **{name: getattr(given, name) for name in named})
-    return _join(cluster, local_device_ids, timeout_s)
+    return _join(cluster, local_device_ids, timeout_s, announce)
 
 
 def require_platform(platform: str) -> None:
@@ -116,7 +118,9 @@ def topology() -> str:
     return f"{text}; jax {jax.__version__}"
 
 
-def _join(cluster: Cluster, local_device_ids: Sequence[int] | None, timeout_s: float) -> Process:
+def _join(
+    cluster: Cluster, local_device_ids: Sequence[int] | None, timeout_s: float, announce: Callable[[str], None]
+) -> Process:
     address, count, index = cluster.coordinator, cluster.num_processes, cluster.process_id
     missing = [f.name for f in dataclasses.fields(Cluster)[1:] if getattr(cluster, f.name) is None]
     if address is None or count is None or index is None:
@@ -132,7 +136,7 @@ def _join(cluster: Cluster, local_device_ids: Sequence[int] | None, timeout_s: f
     process = Process(index, count, address)
     if jax.distributed.is_initialized():
         return _joined(process)
-    _log.info("process %d of %d (%s): coordinator %s", index, count, cluster.source, address)
+    announce(f"process {index} of {count} (from {cluster.source}) meets the others at coordinator {address}")
     meet(address, index, count, timeout_s)
     jax.distributed.initialize(
         address,

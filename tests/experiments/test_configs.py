@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 
+from experiments import _main
 from specjax import build
 from specjax.checkpoints import drafters
 
@@ -77,3 +78,31 @@ def test_every_peer_is_measured_by_default() -> None:
     lineup = build.lineup_from_config(load("peers"))
     assert not lineup.left_out
     assert drafters.saved_method(lineup.rows["transformers_assisted"]["source"]) == "draft_model"
+
+
+def test_on_a_pod_rows_go_to_all_devices_and_no_host_needs_a_store() -> None:
+    config = load("eagle3", "smollm2,pod")
+    assert config.mesh.data == -1 and config.data.online and config.train.batch % 256 == 0
+    assert config.target.source == "smollm2" and config.objective == load("eagle3").objective
+    with pytest.raises(ValueError, match="expected a target, and 'pod' or nothing"):
+        load("eagle3", "smollm2,pods")
+
+
+def test_the_data_directory_may_be_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECJAX_DATA", "gs://bucket/data")
+    assert str(_main.data_dir() / "target_text/a.jsonl.gz") == "gs://bucket/data/target_text/a.jsonl.gz"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ValueError("x"), 2), (FileNotFoundError("x"), 2), (TimeoutError("x"), 1), (OSError("x"), 1)]
+)
+def test_what_a_second_start_may_put_right_has_a_code_of_its_own(error: Exception, code: int) -> None:
+    with pytest.raises(SystemExit) as ended, _main.one_line_errors():
+        raise error
+    assert ended.value.code == code
+
+
+def test_local_devices_are_numbers() -> None:
+    assert _main._device_ids(None) is None and _main._device_ids(["0", "3"]) == [0, 3]
+    with pytest.raises(ValueError, match="--local_devices='all'; expected numbers"):
+        _main._device_ids(["all"])

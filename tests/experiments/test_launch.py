@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import shlex
 import shutil
 import subprocess
+import time
 
 import pytest
 import yaml
 
-from experiments.launch import jobset, slurm, tpu_vm
+from experiments.launch import jobset, slurm, tpu_vm, xpk
 
-TRAIN = "python -m experiments.train --config=configs/eagle3.py:llama3_8b --workdir=gs://bucket/eagle3"
+TRAIN = "python -m experiments.train --config=configs/papers/eagle3.py:llama3_8b --workdir=gs://bucket/eagle3"
 SLURM = ["--name=eagle3", f"--command={TRAIN}", "--nodes=2", "--gpus=8", "--dry-run"]
 TPU = ["--name=eagle3", f"--command={TRAIN}", "--type=v5litepod-256", "--zone=us-west4-a", "--dry-run"]
 TPU += ["--repository=https://example.org/specjax.git"]
 JOBSET = ["--name=eagle3", f"--command={TRAIN}", "--image=specjax:1", "--dry-run"]
 ON_TPU = ["--accelerator=tpu-v5-lite-podslice", "--topology=16x16", "--hosts=64"]
+
+
+XPK = ["--name=eagle3", f"--command={TRAIN}", "--cluster=c", "--zone=z", "--type=v6e-256", "--image=specjax:1"]
+XPK += ["--dry-run"]
 
 
 def printed(recipe, arguments, capsys):
@@ -69,16 +76,48 @@ def test_only_an_interrupted_job_goes_back_into_the_queue(status, tmp_path, caps
 
 
 def test_a_pod_of_tpu_vms(capsys):
-    setup, start = (shlex.split(line) for line in printed(tpu_vm, TPU, capsys).splitlines())
-    for words in (setup, start):
+    calls = [shlex.split(line) for line in printed(tpu_vm, TPU, capsys).splitlines()]
+    for words in calls:
         assert words[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "eagle3"]
         assert "--worker=all" in words
         subprocess.run(["bash", "-n"], input=words[-1].removeprefix("--command="), text=True, check=True)
-    assert start[-1].endswith(f"{TRAIN} --require_platform=tpu")
+    setup, start, follow = (words[-1] for words in calls)
+    assert f"{TRAIN} --require_platform=tpu" in start
+    # The branch as the repository has it now, not as it was when the host cloned it.
+    assert "git fetch --quiet origin main && git checkout --quiet --detach FETCH_HEAD" in setup
+    assert setup.index(" update") < setup.index("install -y")
+    assert printed(tpu_vm, [*TPU, "--follow"], capsys).splitlines() == [shlex.join(calls[2])]
+
+
+def test_a_slice_is_asked_for_and_given_back(capsys):
     asked, state = (shlex.split(line) for line in printed(tpu_vm, [*TPU, "--create", "--spot"], capsys).splitlines())
     assert asked[3:6] == ["queued-resources", "create", "eagle3"]
     assert {"--spot", "--accelerator-type=v5litepod-256", "--runtime-version=v2-alpha-tpuv5-lite"} <= set(asked)
     assert state[4] == "describe"
+    (deleted,) = (shlex.split(line) for line in printed(tpu_vm, [*TPU, "--delete"], capsys).splitlines())
+    assert deleted[3:6] == ["queued-resources", "delete", "eagle3"] and {"--force", "--quiet"} <= set(deleted)
+
+
+def test_on_a_host_the_program_outlives_the_connection(tmp_path):
+    """The commands that hosts get, run here: start returns at once, stop lets it save, follow ends with its code."""
+    (tmp_path / "specjax/.venv/bin").mkdir(parents=True)
+    (tmp_path / "specjax/.venv/bin/activate").write_text("")
+    (tmp_path / "saves.sh").write_text("trap 'echo saved; exit 75' TERM\necho begun\nwhile true; do sleep 0.1; done\n")
+    options = argparse.Namespace(name="eagle3", command=f"bash {tmp_path}/saves.sh")
+
+    def on_host(made, **more):
+        command = ["bash", "-c", made(options)]
+        return subprocess.run(command, env={**os.environ, "HOME": str(tmp_path)}, cwd=tmp_path, timeout=60, **more)
+
+    assert on_host(tpu_vm.start).returncode == 0
+    again = on_host(tpu_vm.start, capture_output=True, text=True)
+    assert again.returncode == 1 and "eagle3 runs already" in again.stderr
+    until = time.monotonic() + 30
+    while "begun" not in (tmp_path / "eagle3.log").read_text() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert on_host(tpu_vm.stop).returncode == 0
+    ended = on_host(tpu_vm.follow, capture_output=True, text=True)
+    assert ended.returncode == 75 and ended.stdout.split() == ["begun", "saved"]
 
 
 def test_a_job_set_of_tpus(capsys):
@@ -96,20 +135,66 @@ def test_a_job_set_of_tpus(capsys):
     }
     (container,) = pod["containers"]
     assert container["resources"]["limits"] == {"google.com/tpu": 4}
-    assert container["command"][-1] == f"{TRAIN} --require_platform=tpu"
+    # The program itself is told to end, not a shell around it.
+    assert container["command"][-1] == f"exec env {TRAIN} --require_platform=tpu"
+    assert found["metadata"]["annotations"] == {
+        "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
+    }
     assert "env" not in container  # the cluster tells TPU hosts who they are
 
 
-def test_a_job_set_of_gpus_is_told_where_to_meet(capsys):
-    found = yaml.safe_load(
-        printed(jobset, [*JOBSET, "--accelerator=nvidia-h100-80gb", "--hosts=2", "--chips=8"], capsys)
-    )
+def test_a_wrong_config_is_not_started_again(capsys):
+    found = yaml.safe_load(printed(jobset, [*JOBSET, *ON_TPU], capsys))
+    job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"] == {"containerName": "specjax", "operator": "In", "values": [2]}
+    assert job["template"]["spec"]["restartPolicy"] == "Never"  # which such a policy needs
+    (rule,) = found["spec"]["failurePolicy"]["rules"]
+    assert rule == {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_a_job_set_of_gpus_is_told_where_to_meet(slices, capsys):
+    asked = [*JOBSET, "--accelerator=nvidia-h100-80gb", "--hosts=2", "--chips=8", f"--slices={slices}"]
+    found = yaml.safe_load(printed(jobset, asked, capsys))
+    assert "annotations" not in found["metadata"]
     pod = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     told = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert told["JAX_COORDINATOR_ADDRESS"] == "eagle3-worker-0-0.eagle3:8476"
-    assert told["JAX_NUM_PROCESSES"] == "2" and "JAX_PROCESS_ID" in told
+    assert told["JAX_NUM_PROCESSES"] == str(2 * slices)
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    # As the pod numbers itself, over all groups.
+    script = container["command"][-1].replace(f"{TRAIN} --require_platform=gpu", "bash -c 'echo $JAX_PROCESS_ID'")
+    numbers = []
+    for group in range(slices):
+        for host in range(2):
+            set_here = {"HOSTS": told["HOSTS"], "GROUP": str(group), "HOST": str(host), "PATH": os.environ["PATH"]}
+            run = subprocess.run(["bash", "-c", script], env=set_here, capture_output=True, text=True, check=True)
+            numbers.append(int(run.stdout))
+    assert numbers == list(range(2 * slices))
+
+
+def test_a_workload_of_xpk(capsys):
+    (words,) = (shlex.split(line) for line in printed(xpk, [*XPK, "--slices=2"], capsys).splitlines())
+    assert words == [
+        "xpk",
+        "workload",
+        "create",
+        "--workload=eagle3",
+        "--cluster=c",
+        "--zone=z",
+        "--tpu-type=v6e-256",
+        "--num-slices=2",
+        "--docker-image=specjax:1",
+        "--max-restarts=50",
+        "--termination-grace-period-seconds=120",
+        f"--command=exec env {TRAIN} --require_platform=tpu",
+    ]
+    assert printed(xpk, [*XPK, "--delete", "--project=p"], capsys) == (
+        "xpk workload delete --workload=eagle3 --cluster=c --zone=z --project=p\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,9 +207,12 @@ def test_a_job_set_of_gpus_is_told_where_to_meet(capsys):
         (slurm, [*SLURM, "--time=soon"], "time 'soon'"),
         (tpu_vm, [*TPU, "--type=v99-8"], "type 'v99-8'"),
         (tpu_vm, [*TPU, "--command=python x.py --workdir=runs/x"], "workdir is 'runs/x'"),
+        (xpk, [*XPK, "--slices=0"], "slices=0"),
+        (xpk, [*XPK, "--command=a\nb"], "several lines"),
         (jobset, [*JOBSET, "--accelerator=tpu-v5-lite-podslice"], "needs --topology"),
         (jobset, [*JOBSET, *ON_TPU, "--hosts=0"], "hosts=0"),
         (jobset, [*JOBSET, *ON_TPU, "--command=python x.py"], "workdir is None"),
+        (jobset, [*JOBSET, *ON_TPU, f"--command=cd x && {TRAIN}"], "the command has &&: give one program"),
     ],
 )
 def test_one_error_before_anything_runs(recipe, arguments, message, capsys):

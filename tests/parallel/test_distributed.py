@@ -78,6 +78,16 @@ def test_arguments(bare: pytest.MonkeyPatch, arguments: dict[str, Any], message:
         initialize(**arguments)
 
 
+def test_where_processes_meet_is_said_before_they_wait(bare: pytest.MonkeyPatch) -> None:
+    """A port that a firewall closes is otherwise a silence."""
+    said: list[str] = []
+    asked = dict(coordinator=f"127.0.0.1:{free_port()}", num_processes=2, process_id=0)
+    with pytest.raises(TimeoutError, match="missing 1"):
+        initialize("explicit", **asked, timeout_s=0.5, announce=said.append)
+    (line,) = said
+    assert line == f"process 0 of 2 (from the arguments) meets the others at coordinator {asked['coordinator']}"
+
+
 def test_the_environment_announces_an_incomplete_cluster(bare: pytest.MonkeyPatch) -> None:
     bare.setenv("JAX_COORDINATOR_ADDRESS", "h:1")
     with pytest.raises(ValueError, match="JAX_COORDINATOR_ADDRESS.*no num_processes, process_id"):
