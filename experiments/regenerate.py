@@ -1,14 +1,14 @@
 """Lets the target answer prompts: python -m experiments.regenerate --config=configs/regenerate.py:smollm2.
 
-The same command resumes. SPECJAX_DATA names the directory of the prompts.
+The same command resumes. SPECJAX_DATA names the directory of the prompts. Started as several processes (the hosts of a
+slice, a SLURM job), each answers its share of the prompts and writes parts of its own into the common run directory.
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+import jax
 import ml_collections
+from jax.experimental import multihost_utils
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments import _main
@@ -19,21 +19,28 @@ from specjax.training.regenerate import RegenerateConfig, read_prompts, regenera
 
 def main(config: ml_collections.ConfigDict) -> None:
     """Answers what has no answer yet."""
-    prompts = read_prompts(Path(os.environ.get("SPECJAX_DATA", "../shared/data")) / config.prompts)
+    prompts = read_prompts(_main.data_dir() / config.prompts)
     prompts = prompts[: config.max_prompts or None]
     decode = RegenerateConfig(**config.decode.to_dict())
-    RunDirectory(_main.workdir()).claim(config.to_dict(), free=("max_prompts", "layout", "decode.batch", "decode.part"))
+    share, workdir = (jax.process_index(), jax.process_count()), _main.workdir()
+    if share[0] == 0:
+        RunDirectory(workdir).claim(config.to_dict(), free=("max_prompts", "layout", "decode.batch", "decode.part"))
+    multihost_utils.sync_global_devices("claimed")  # Nobody answers for a directory of another config.
     target = build.target_from_config(config.target)
     loop, weights = build.regeneration_loop(config, target, decode.temperature)
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(*columns) as progress:
-        task = progress.add_task("answering", total=len(prompts))
+    with Progress(*columns, disable=share[0] > 0) as progress:
+        of = "" if share[1] == 1 else f" a share, one of {share[1]}"
+        task = progress.add_task(f"answering{of}", total=len(prompts))
 
         def report(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        written = regenerate(prompts, target, loop, weights, _main.workdir() / "answers", decode, report)
-    print(f"done: {written} answers written, {len(prompts)} in all: {_main.workdir()}/answers")
+        written = regenerate(prompts, target, loop, weights, workdir / "answers", decode, report, share)
+    multihost_utils.sync_global_devices("answered")  # The first to end waits for the last.
+    if share[0] == 0:
+        by = "" if share[1] == 1 else f" by the first of {share[1]} processes"
+        print(f"done: {written} answers written{by}, {len(prompts)} in all: {workdir}/answers")
 
 
 if __name__ == "__main__":

@@ -107,6 +107,8 @@ class Batch:
 def read_answers(path: str | epath.Path) -> list[Answer]:
     """Answers of a JSONL file (gzipped when its name ends in .gz), or of all `part-*.jsonl` of a directory.
 
+    A prompt that several parts of a directory answer, as two runs at once leave them, has the answer of the first.
+
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: a line is not JSON, or lacks a field; names file, line and the fields it has. Or the file is empty.
@@ -114,8 +116,11 @@ def read_answers(path: str | epath.Path) -> list[Answer]:
     path = epath.Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no training text at {path}: give a JSONL file of answers (experiments.regenerate)")
-    files = sorted(path.glob("part-*.jsonl")) if path.is_dir() else [path]
+    parts = path.is_dir()
+    files = sorted(path.glob("part-*.jsonl")) if parts else [path]
     answers = [_answer(entry, where) for file in files for where, entry in json_lines(file)]
+    if parts:
+        answers = list({answer.key: answer for answer in reversed(answers)}.values())[::-1]
     if not answers:
         raise ValueError(f"{path} holds no answers: at least one line is needed")
     return answers

@@ -84,8 +84,12 @@ def regenerate(
     directory: str | epath.Path,
     config: RegenerateConfig,
     report: Callable[[int, int], None] = lambda done, total: None,
+    share: tuple[int, int] = (0, 1),
 ) -> int:
     """Answers the prompts that the directory has no answer to yet, part by part.
+
+    Several processes share the prompts by their place in the list: one that starts late, or a run that goes on with
+    another number of them, answers none twice.
 
     Args:
         prompts: what to answer.
@@ -94,24 +98,29 @@ def regenerate(
         weights: of the loop.
         directory: of `part-*.jsonl`, one written once for each part.
         config: see `RegenerateConfig`.
-        report: called with prompts done and in all.
+        report: called with prompts done and in all, of this process's share.
+        share: this process and how many there are. Each decodes on devices of its own, and writes parts of its own.
 
     Returns:
         How many answers were written by this call.
 
     Raises:
-        ValueError: a prompt does not fit the context.
+        ValueError: a prompt does not fit the context, or a process beyond their number.
         FloatingPointError: NaN logits.
     """
-    directory = epath.Path(directory)
+    index, count = share
+    if not 0 <= index < count:
+        raise ValueError(f"share={share}: expected (process, number of processes) with a process of 0..{count - 1}")
+    directory, own = epath.Path(directory), "" if count == 1 else f"-{index:04d}"
     directory.mkdir(parents=True, exist_ok=True)
+    prompts = prompts[index::count]
     parts = sorted(directory.glob("part-*.jsonl"))
     known = {answer.key for part in parts for answer in read_answers(part)}
     waiting = [p for p in prompts if (p.source, str(p.id), config.temperature) not in known]
     done = len(prompts) - len(waiting)
     report(done, len(prompts))
     # Not by their count: a part may have been removed, to be answered again.
-    numbers = (part.stem.removeprefix("part-") for part in parts)
+    numbers = (part.stem.removeprefix("part-").partition("-")[0] for part in parts)
     free = max((int(number) for number in numbers if number.isdigit()), default=-1) + 1
     for number, first in enumerate(range(0, len(waiting), config.part), free):
         chosen = waiting[first : first + config.part]
@@ -127,7 +136,7 @@ def regenerate(
         )
         answers = [_answer(*pair, target, config) for pair in zip(chosen, completions, strict=True)]
         lines = [json.dumps(dataclasses.asdict(answer), ensure_ascii=False) + "\n" for answer in answers]
-        write_whole(directory / f"part-{number:06d}.jsonl", "".join(lines))
+        write_whole(directory / f"part-{number:06d}{own}.jsonl", "".join(lines))
         done += len(chosen)
         report(done, len(prompts))
     return len(waiting)

@@ -80,6 +80,33 @@ def test_a_part_is_whole_or_not_there(target, loop, tmp_path, monkeypatch):
     assert run(target, loop, tmp_path, PROMPTS[:2]) == 2 and len(by_id(tmp_path)) == 2
 
 
+def test_processes_answer_a_share_each(target, loop, tmp_path):
+    config = RegenerateConfig(max_new_tokens=12, batch=2, part=2)
+    run(target, loop, tmp_path / "whole")
+
+    def part(index, count=2):
+        return regenerate(PROMPTS, target, *loop[0.0], tmp_path / "parts", config, share=(index, count))
+
+    assert part(1) == 2  # one that starts late answers its own share all the same
+    assert sorted(by_id(tmp_path / "parts")) == [1, 3]
+    assert part(0) == 3 and part(0) == part(1) == part(0, 1) == 0
+    assert by_id(tmp_path / "parts") == by_id(tmp_path / "whole")
+    names = {p.name for p in (tmp_path / "parts").iterdir()}
+    assert {"part-000000-0001.jsonl", "part-000001-0000.jsonl"} <= names and len(names) == 3
+    with pytest.raises(ValueError, match=r"share=\(2, 2\): expected"):
+        part(2)
+
+
+def test_a_prompt_answered_twice_counts_once(target, loop, tmp_path):
+    run(target, loop, tmp_path, PROMPTS[:2])
+    first = tmp_path / "part-000000.jsonl"
+    (tmp_path / "part-000001.jsonl").write_text(first.read_text().replace('"response": "', '"response": "again'))
+    found = read_answers(tmp_path)
+    assert [a.id for a in found] == [0, 1] and not any(a.response.startswith("again") for a in found)
+    (tmp_path / "all.jsonl").write_text(2 * first.read_text())
+    assert len(read_answers(tmp_path / "all.jsonl")) == 4  # a file of somebody's own is taken as it is
+
+
 def test_a_sampled_answer_does_not_depend_on_its_neighbours(target, loop, tmp_path):
     run(target, loop, tmp_path / "a", temperature=1.0)
     run(target, loop, tmp_path / "b", PROMPTS[::-1], temperature=1.0, batch=1, part=5)
