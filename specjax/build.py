@@ -175,6 +175,17 @@ def target_from_config(config: ml_collections.ConfigDict) -> Target:
     return checkpoints.load_target(config.source, dtype=config.get("dtype", "float32"))
 
 
+def placed_target(config: ml_collections.ConfigDict) -> Target:
+    """`config.target` with its parameters where `config.mesh` puts them, read straight into their shards."""
+
+    def shardings(target: Target) -> Any:
+        placement = placement_from_config(config, target)
+        return None if placement is None else placement.target_shardings(target.params)
+
+    dtype = config.target.get("dtype", "float32")
+    return checkpoints.load_target(config.target.source, dtype=dtype, shardings=shardings)
+
+
 # ---- Training ----
 
 
@@ -209,13 +220,13 @@ def place_target(target: Target, placement: Placement | None) -> Target:
     return dataclasses.replace(target, params=placement.target_params(target.params))
 
 
-def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: Path) -> Trainer:
+def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: Path | epath.Path) -> Trainer:
     """The trainer that a config describes.
 
     Args:
         config: see configs/distill.py.
         target: loaded.
-        data_dir: that text paths are relative to.
+        data_dir: that text paths are relative to, local or gs://.
 
     Raises:
         FileNotFoundError: text or store is missing.
@@ -332,7 +343,7 @@ def regeneration_loop(config: ml_collections.ConfigDict, target: Target, tempera
 
 
 def store_parts(
-    config: ml_collections.ConfigDict, target: Target, data_dir: Path
+    config: ml_collections.ConfigDict, target: Target, data_dir: Path | epath.Path
 ) -> dict[str, tuple[list[Document], StoreConfig, int | None]]:
     """The hidden-state stores that a config describes: by name the text, how to store it, and the shard limit."""
     parts = {}
@@ -392,6 +403,7 @@ __all__ = [
     "override",
     "params_of",
     "place_target",
+    "placed_target",
     "placement_from_config",
     "regeneration_loop",
     "settings_from_config",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
+from typing import Any
 
 from etils import epath
 
@@ -20,7 +23,7 @@ def from_directory(
     *,
     dtype: str = "float32",
     name: str | None = None,
-    place: names.Place | None = None,
+    shardings: Callable[[Target], Any] | None = None,
 ) -> Target:
     """Loads a Hugging Face directory, local or `gs://`; arguments and errors as for `load_target`."""
     directory = epath.Path(directory)
@@ -33,16 +36,19 @@ def from_directory(
     config = config_from_hf(hf, dtype)
     tensors = open_directory(directory)
     tokenizer = Tokenizer.from_directory(directory)
-    return Target(
+    static, shapes = graph(config)
+    target = Target(
         config=config,
-        graph=graph(config)[0],
-        params=names.load_params(config, tensors, place),
+        graph=static,
+        params=shapes,
         tokenizer=tokenizer,
         name=name or str(directory),
         config_hash=config_hash(config),
         eos_ids=tokenizer.eos_ids,
         context=config.max_position,
     )
+    places = None if shardings is None else shardings(target)
+    return dataclasses.replace(target, params=names.load_params(config, tensors, places))
 
 
 def save_target(target: Target, directory: epath.PathLike) -> None:

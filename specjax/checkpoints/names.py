@@ -16,8 +16,6 @@ from specjax.models import graph
 from specjax.models.config import ModelConfig
 
 Path = tuple[str | int, ...]
-# place(path, host array) -> device array: where a leaf goes; the seam for sharded loading.
-Place = Callable[[Path, np.ndarray], jax.Array]
 
 FLOATS = tuple(np.dtype(name) for name in ("float32", "float16", "bfloat16"))
 LISTED = 20  # entries of one kind that an error spells out
@@ -83,13 +81,15 @@ def _name(path: Path, config: ModelConfig) -> str:
     return f"model.layers.{layer}.{norms[str(block)]}.{leaf}"
 
 
-def load_params(config: ModelConfig, tensors: Mapping[str, StoredTensor], place: Place | None = None) -> Any:
-    """Reads a parameter tree, one tensor in host memory at a time.
+def load_params(config: ModelConfig, tensors: Mapping[str, StoredTensor], places: Any = None) -> Any:
+    """Reads a parameter tree, one tensor in host memory at a time, and of one that is split this process's parts alone.
+
+    Beside what lies on the devices, never more is held than the largest tensor and this process's parts of it.
 
     Args:
         config: the model; `config.dtype` is the dtype of the leaves.
         tensors: what the checkpoint holds.
-        place: puts a leaf on its device or devices; the default device otherwise.
+        places: tree of a sharding for each leaf; None for the default device.
 
     Raises:
         ValueError: tensors are missing, unexpected, or of the wrong shape or dtype; all of them in one message.
@@ -99,13 +99,41 @@ def load_params(config: ModelConfig, tensors: Mapping[str, StoredTensor], place:
     dtype = jnp.dtype(config.dtype)
     params: dict[Any, Any] = {}
     for name, slot in wanted.items():
-        array = tensors[name].read().astype(dtype, copy=False)
-        leaf = np.ascontiguousarray(array.T) if slot.transpose else array
         branch = params
         for key in slot.path[:-1]:
             branch = branch.setdefault(key, {})
-        branch[slot.path[-1]] = jnp.asarray(leaf) if place is None else place(slot.path, leaf)
+        read = parts_of(tensors[name], slot, dtype)
+        if places is None:
+            branch[slot.path[-1]] = jnp.asarray(read((slice(None),) * len(slot.shape)))
+            continue
+        place = functools.reduce(lambda tree, key: tree[key], slot.path, places)
+        shape = slot.shape[::-1] if slot.transpose else slot.shape
+        # Waited for: arrays on their way to devices would pile up in host memory.
+        branch[slot.path[-1]] = jax.block_until_ready(jax.make_array_from_callback(shape, place, read))
     return params
+
+
+def parts_of(tensor: StoredTensor, slot: Slot, dtype: np.dtype) -> Callable[[Any], np.ndarray]:
+    """A reader of parts of a leaf, by a slice for each of its dimensions.
+
+    Of what is stored only the rows of the part are read. Those that were read last are kept, and the parts so far: the
+    devices of a process ask for the same ones.
+    """
+    rows: dict[tuple[int, int, int], np.ndarray] = {}
+    parts: dict[tuple[Any, ...], np.ndarray] = {}
+
+    def read(index: Any) -> np.ndarray:
+        stored = index[::-1] if slot.transpose else index
+        key = tuple(part.indices(size) for part, size in zip(stored, slot.shape, strict=True))
+        if key not in parts:
+            if key[0] not in rows:
+                rows.clear()
+                rows[key[0]] = tensor.read(stored[0])
+            part = rows[key[0]][(slice(None), *stored[1:])].astype(dtype, copy=False)
+            parts[key] = np.ascontiguousarray(part.T if slot.transpose else part)
+        return parts[key]
+
+    return read
 
 
 def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> None:

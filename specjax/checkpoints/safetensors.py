@@ -60,18 +60,21 @@ class StoredTensor:
         """Bytes it occupies."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def read(self) -> np.ndarray:
-        """Its content, in memory of its own."""
-        buffer = np.empty(self.nbytes, np.uint8)
+    def read(self, rows: slice = slice(None)) -> np.ndarray:
+        """Its content, or that of consecutive rows of it, in memory of its own; nothing else is read."""
+        first, last, _ = rows.indices(self.shape[0] if self.shape else 1)
+        row = math.prod(self.shape[1:]) * self.dtype.itemsize
+        shape = (max(last - first, 0), *self.shape[1:]) if self.shape else ()
+        buffer = np.empty(math.prod(shape) * self.dtype.itemsize, np.uint8)
         with self.file.open("rb") as stream:
-            stream.seek(self.start)
+            stream.seek(self.start + first * row)
             done = 0
-            while done < self.nbytes:
+            while done < len(buffer):
                 count = stream.readinto(buffer.data[done:])
                 if not count:
                     raise ValueError(f"{self.file} ended while it was read: it changed since it was opened")
                 done += count
-        return buffer.view(self.dtype).reshape(self.shape)
+        return buffer.view(self.dtype).reshape(shape)
 
 
 def read_header(path: epath.PathLike) -> dict[str, StoredTensor]:

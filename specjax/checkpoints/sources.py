@@ -13,10 +13,11 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
-from specjax.checkpoints import gguf, llama2c, names
+from specjax.checkpoints import gguf, llama2c
 from specjax.checkpoints.directory import from_directory
 from specjax.models.families import check_dtype
 from specjax.models.target import Target
@@ -73,7 +74,7 @@ def load_target(
     *,
     dtype: str = "float32",
     cache_dir: str | Path | None = None,
-    place: names.Place | None = None,
+    shardings: Callable[[Target], Any] | None = None,
 ) -> Target:
     """Loads a model, its tokenizer and its chat template.
 
@@ -83,7 +84,8 @@ def load_target(
             `llama2c:<file.bin>` with its tokenizer beside it.
         dtype: of the parameters and the residual stream: `float32`, `bfloat16` or `float16`.
         cache_dir: where fetched and converted models are kept; `~/.cache/specjax` by default.
-        place: puts each leaf on its devices (sharded loading); the default device otherwise.
+        shardings: given the target with the shapes of its parameters, where each of them lies (None for the default
+            device); every process then reads its own parts alone.
 
     Raises:
         FileNotFoundError: there is no such model.
@@ -92,7 +94,7 @@ def load_target(
         PermissionError: its repository is gated, and there is no valid token.
     """
     check_dtype(dtype)  # Before anything is fetched.
-    return from_directory(locate(source, cache_dir), dtype=dtype, name=str(source), place=place)
+    return from_directory(locate(source, cache_dir), dtype=dtype, name=str(source), shardings=shardings)
 
 
 def published_name(source: str) -> str:

@@ -37,7 +37,11 @@ class Placement:
 
     def target_params(self, params: Any) -> Any:
         """The target's parameters, on the mesh."""
-        return jax.device_put(params, param_shardings(params, self.mesh, self.target, head_dim=self.head_dim))
+        return jax.device_put(params, self.target_shardings(params))
+
+    def target_shardings(self, params: Any) -> Any:
+        """Where the target's parameters lie; also of abstract trees."""
+        return param_shardings(params, self.mesh, self.target, head_dim=self.head_dim)
 
     def drafter_params(self, params: Any) -> Any:
         """The drafter's parameters (or an optimizer's state for them), on the mesh."""

@@ -6,6 +6,7 @@ import fnmatch
 import json
 import subprocess
 import sys
+import tracemalloc
 import types
 import zipfile
 from pathlib import Path
@@ -20,9 +21,9 @@ import safetensors.torch
 import torch
 from huggingface_hub import errors
 
-from specjax.checkpoints import from_directory, load_target, save_target, sources
+from specjax.checkpoints import from_directory, load_target, names, save_target, sources
 from specjax.checkpoints.formats import eagle, exchange, hydra, medusa, redrafter
-from specjax.checkpoints.safetensors import INDEX, SINGLE
+from specjax.checkpoints.safetensors import INDEX, SINGLE, Spec, StoredTensor, read_header, write_file
 from tests.checkpoints import ggufs
 from tests.models import tiny
 
@@ -82,16 +83,57 @@ def test_saving_and_loading_keep_every_bit(directory: Path, tmp_path: Path) -> N
 
 
 def test_leaves_are_placed_as_asked(directory: Path) -> None:
-    placed: list[tuple[Any, ...]] = []
+    seen: list[Any] = []
 
-    def place(path: tuple[Any, ...], array: np.ndarray) -> jax.Array:
-        placed.append(path)
-        return jnp.asarray(array) * 2
+    def shardings(target: Any) -> Any:
+        seen.append(target)
+        return jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), target.params)
 
-    target = load_target(str(directory), place=place)
-    plain = load_target(str(directory))
-    assert ("layers", 2, "attn", "q", "kernel") in placed and len(placed) == len(jax.tree.leaves(plain.params))
-    assert equal(target.params, jax.tree.map(lambda leaf: leaf * 2, plain.params))
+    target, plain = load_target(str(directory), shardings=shardings), load_target(str(directory))
+    assert equal(target.params, plain.params) and seen[0].config == plain.config
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(seen[0].params))
+    assert equal(load_target(str(directory), shardings=lambda target: None).params, plain.params)
+
+
+@pytest.mark.parametrize(
+    ("part", "share"),
+    [
+        ((slice(None), slice(256, 512)), 1 / 8),  # columns of a kernel are rows of what is stored
+        ((slice(64, 128), slice(None)), 1.0),
+        ((slice(0, 256), slice(1024, 2048)), 1 / 2),
+    ],
+)
+def test_a_process_reads_and_holds_its_own_parts(
+    part: tuple[slice, ...], share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most its parts and twice the largest tensor: the stored rows, and the parts of one leaf on their way."""
+    size, count = 2048 * 512 * 4, 6
+    whole = np.arange(2048 * 512, dtype=np.float32).reshape(2048, 512)
+    specs = {f"t{i}": Spec(whole.shape, whole.dtype) for i in range(count)}
+    write_file(tmp_path / SINGLE, specs, lambda name: whole)
+    tensors, slot = read_header(tmp_path / SINGLE), names.Slot(("kernel",), whole.shape, True)
+    read: list[int] = []
+    inner = StoredTensor.read
+
+    def counted(self: StoredTensor, rows: slice = slice(None)) -> np.ndarray:
+        found = inner(self, rows)
+        read.append(found.nbytes)
+        return found
+
+    monkeypatch.setattr(StoredTensor, "read", counted)
+    tracemalloc.start()
+    try:
+        held = []
+        for tensor in tensors.values():
+            reader = names.parts_of(tensor, slot, whole.dtype)
+            held.append(reader(part).copy())  # what the device has
+            reader(part)  # a second device with the same part
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(read) == count * size * share and len(read) == count
+    assert peak < sum(x.nbytes for x in held) + 2 * size + size // 10
+    np.testing.assert_array_equal(held[-1], whole.T[part])
 
 
 def test_all_misfits_come_in_one_message(directory: Path) -> None:
