@@ -134,8 +134,8 @@ def read_runs(paths: Sequence[str]) -> list[Run]:
             wrong.append(error)
     if not runs:
         raise wrong[0]
-    for error in wrong:
-        print(f"left out: {_main.one_line(error)}", file=sys.stderr)
+    for reason in wrong:
+        print(f"left out: {_main.one_line(reason)}", file=sys.stderr)
     return runs
 
 

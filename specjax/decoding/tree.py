@@ -7,7 +7,7 @@ anew in every step; both end as `Draft.parents`, and nothing behind a draft tell
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -89,7 +89,7 @@ class TreeSpec:
         """Parents are -1, 0, 1, ..."""
         return self.parents == tuple(range(-1, self.num_nodes - 1))
 
-    def on_paths(self, nodes: Sequence[int], ran: Sequence[int]) -> np.ndarray:
+    def on_paths(self, nodes: Iterable[int], ran: Sequence[int]) -> np.ndarray:
         """`[n, len(ran)]` bool: which of the nodes that ran lie on each node's path, itself included; -1 is the root.
 
         Args:
@@ -97,9 +97,9 @@ class TreeSpec:
             ran: the columns, nodes that a drafter has run in this order.
         """
         column = {node: place for place, node in enumerate(ran)}
-        seen = np.zeros((len(nodes), len(ran)), bool)
-        for row, node in enumerate(nodes):
-            at = int(node)
+        rows = [int(node) for node in nodes]
+        seen = np.zeros((len(rows), len(ran)), bool)
+        for row, at in enumerate(rows):
             while at >= 0:
                 if at in column:
                     seen[row, column[at]] = True

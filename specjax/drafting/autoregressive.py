@@ -59,4 +59,4 @@ class Autoregressive(Stateless):
         """The empty chain, or one of invalid nodes."""
         del params, tables, target, keys
         draft = chain(jnp.zeros((context.tokens.shape[0], self.num_nodes), jnp.int32), laws=None)
-        return draft.replace(valid=jnp.zeros_like(draft.valid)), state, cache
+        return dataclasses.replace(draft, valid=jnp.zeros_like(draft.valid)), state, cache

@@ -99,14 +99,16 @@ class DraftTree(DraftNetwork):
         normed, own = run(state.cache, fed, causal_view(start, window))
         normed = jnp.take_along_axis(normed, (context.length - 1 - start)[:, None, None], axis=1)
 
-        expanded, ran = np.asarray([-1]), []  # nodes behind `normed`; nodes in the draft's scratch slots, in order
+        expanded = np.asarray([-1])  # nodes that `normed` is of
+        ran: list[int] = []  # nodes in the draft's scratch slots, in order
         picks = jnp.zeros((batch, self.num_nodes), jnp.int32)
         valid = jnp.ones((batch, self.num_nodes), bool)
-        laws, law = [], np.zeros(self.num_nodes, np.int32)
+        laws: list[jax.Array] = []
+        law = np.zeros(self.num_nodes, np.int32)
         for members in map(np.asarray, self.tree.levels):
-            on_path = self.tree.on_paths(expanded, ran)
-            on_path = jnp.broadcast_to(on_path, (batch, *on_path.shape))
-            logits = context.process(network.logits(normed), picks[:, np.asarray(ran, int)], on_path, vocab)
+            seen = self.tree.on_paths(expanded, ran)
+            on_path = jnp.broadcast_to(seen, (batch, *seen.shape))
+            logits = context.process(network.logits(normed), picks[:, np.asarray(ran, np.int32)], on_path, vocab)
             owner, count = np.searchsorted(expanded, parents[members]), int(ranks[members].max()) + 1
             if context.sampling.greedy:
                 ids = likeliest(logits, count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +88,7 @@ def _draft_tree(
     source: str,
     branching: Sequence[int] = (3, 2, 1),
     choices: Sequence[Sequence[int]] = (),
-    siblings: str = "without_replacement",
+    siblings: Literal["iid", "without_replacement"] = "without_replacement",
     temperature: float = 1.0,
 ) -> Drafting:
     """The same draft's static tree: children of each node by depth (`from_branching`), or by paths (`from_choices`)."""

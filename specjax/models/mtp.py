@@ -215,7 +215,10 @@ class Mtp(nnx.Module):
         module = self.module(k)
         x = hidden if embedded is None else module.join(hidden, embedded)
         out = module.layer(x, positions_bt, self.config.layer.ropes[0], attend)
-        return module.norm(out) if self.config.feedback == "normed" else out
+        if self.config.feedback != "normed":
+            return out
+        assert module.norm is not None  # independent heads feed nothing back
+        return module.norm(out)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args
@@ -100,7 +101,7 @@ def check_verdicts(rule: Rule, make_draft: MakeDraft) -> None:
     """
     draft, scores, sampling, keys = one_step(make_draft)
     for lost in (draft.num_nodes, 0, draft.num_nodes - 1):  # The first is out of range: none.
-        some = draft.replace(valid=draft.valid.at[::2, lost].set(False, mode="drop"))
+        some = dataclasses.replace(draft, valid=draft.valid.at[::2, lost].set(False, mode="drop"))
         assert_well_formed(rule, some, verify(rule, some, scores, sampling, keys))
 
 
@@ -133,16 +134,16 @@ def check_faults(rule: Rule, make_draft: MakeDraft) -> None:
     """
     draft, scores, sampling, keys = one_step(make_draft)
     logits = scores.logits.at[0, 0, 0].set(jnp.nan).at[1, 0, 1].set(jnp.inf).at[2, 0].set(-jnp.inf)
-    verdict = verify(rule, draft, scores.replace(logits=logits), sampling, keys)
+    verdict = verify(rule, draft, dataclasses.replace(scores, logits=logits), sampling, keys)
     _assert_faults(rule, verdict, np.where(np.arange(ROWS) < 3, 0, -1), "of three with no law at the root")
     # No node is reached, whatever its own logits are.
     logits = _impossible(draft, scores).logits.at[:, 1:].set(jnp.nan)
-    verdict = verify(rule, draft, scores.replace(logits=logits), sampling, keys)
+    verdict = verify(rule, draft, dataclasses.replace(scores, logits=logits), sampling, keys)
     _assert_faults(rule, verdict, np.full(ROWS, -1), "where only nodes that cannot be accepted have no law")
     # The first node is all that the target says.
     certain = jnp.where(jnp.arange(laws.VOCAB) == draft.tokens[:, :1], 0.0, -jnp.inf)
     logits = scores.logits.at[:, 0].set(certain).at[:, 1:].set(jnp.nan)
-    verdict = verify(rule, draft, scores.replace(logits=logits), sampling, keys)
+    verdict = verify(rule, draft, dataclasses.replace(scores, logits=logits), sampling, keys)
     first = np.where(verdict.num_accepted > 0, verdict.path[:, 0] + 1, -1)
     _assert_faults(rule, verdict, first, "where all nodes have no law, those accepted too")
 
@@ -271,7 +272,7 @@ def _impossible(draft: Draft, scores: Scores) -> Scores:
     """The scores of a target that never says what was drafted, wherever it was."""
     rows = jnp.arange(draft.tokens.shape[0])[:, None]
     logits = scores.logits.at[rows, draft.parents + 1, draft.tokens].set(-jnp.inf)
-    return scores.replace(logits=logits, argmax=jnp.argmax(logits, -1).astype(jnp.int32))
+    return dataclasses.replace(scores, logits=logits, argmax=jnp.argmax(logits, -1).astype(jnp.int32))
 
 
 def _half_of_it(make_draft: MakeDraft) -> MakeDraft:
@@ -279,7 +280,7 @@ def _half_of_it(make_draft: MakeDraft) -> MakeDraft:
 
     def make(keys: Keys, sampling: Sampling) -> Draft:
         draft = make_draft(keys, sampling)
-        return draft.replace(valid=draft.valid.at[1::2, draft.num_nodes // 2 :].set(False))
+        return dataclasses.replace(draft, valid=draft.valid.at[1::2, draft.num_nodes // 2 :].set(False))
 
     return make
 

@@ -298,7 +298,7 @@ def _name(path: Path) -> str:
 def _described(config: FeatureConfig, layout: str) -> dict[str, Any]:
     """The config.json of a head, flat: a Llama layer, whatever the target is."""
     layer = config.layer
-    plain = {"family": "llama", "post_norms": False, "final_softcap": 0.0}
+    plain: dict[str, Any] = {"family": "llama", "post_norms": False, "final_softcap": 0.0}
     hf = config_to_hf(dataclasses.replace(layer, head_size=layer.vocab_size, **plain))
     if isinstance(config, EagleConfig):
         # `bias: true` would give the layer's attention biases in vLLM and SGLang; EAGLE reads it as the default.

@@ -18,7 +18,7 @@ from specjax.checkpoints.drafters import SavedDrafter
 from specjax.models import Decoder, ModelConfig, graph, init_decoder, merge
 from specjax.models.mtp import Mtp, MtpConfig, init_mtp, mtp_config, mtp_graph
 from specjax.training.data import Batch
-from specjax.training.objectives.base import Loss, over_positions_with
+from specjax.training.objectives.base import Later, Loss, over_positions_with
 from specjax.training.objectives.heads import ahead
 from specjax.training.objectives.mtp_pretrain import check_length, labels_ahead
 
@@ -94,7 +94,8 @@ class SequentialPretraining:
         whole = jnp.maximum(tables.get("counts", counts), 1.0)
         total = found[0][0]
         if key is not None:
-            weight = jnp.where(tables["step"] < self.switch, *self.weights) / (self.heads - 1)
+            early, late = self.weights
+            weight = jnp.where(tables["step"] < self.switch, early, late) / (self.heads - 1)
             # The step divides by the next token's positions; each module is a mean over its own.
             total += sum(weight * loss * whole[0] / n for (loss, _), n in zip(found[1:], whole[1:], strict=True))
         metrics = {f"loss_{i + 1}": (loss, counts[i]) for i, (loss, _) in enumerate(found)}
@@ -113,7 +114,10 @@ class SequentialPretraining:
         shared = {name: group for name, group in own.items() if name in ("embed", "lm_head")}
         fixed = jax.lax.stop_gradient(own)
 
-        def part(x_cd: jax.Array, label_c: jax.Array, mask_c: jax.Array, shared: Any) -> tuple[jax.Array, jax.Array]:
+        def part(
+            x_cd: jax.Array, label_c: jax.Array, mask_c: jax.Array, shared: Any, later: Later
+        ) -> tuple[jax.Array, jax.Array]:
+            del later
             decoder: Decoder = merge(graph(self.target)[0], {**fixed, **shared})
             log_p = jax.nn.log_softmax(decoder.logits(x_cd), axis=-1)
             nll = -jnp.take_along_axis(log_p, label_c[:, None], axis=-1)[:, 0]
