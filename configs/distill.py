@@ -25,6 +25,16 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         # inputs to have besides the final hidden state; empty for those that the objective reads.
         "online": False,
         "taps": (),
+        # On-policy data: this share of each batch's rows is written by the draft as it is, anew every so many steps;
+        # the rest is the text. It needs `online`, for the target to answer.
+        "on_policy": {
+            "share": 0.0,
+            "every": 50,
+            "prompts": 32,
+            "max_new_tokens": 128,
+            "temperature": 1.0,
+            "batch": 16,
+        },
         "temperature": -1.0,
         "row_length": 512,
         "held_out_text": "target_text/smollm2-135m-instruct.validation.jsonl.gz",
@@ -39,6 +49,7 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "draft_vocab": 6144,
     }
     config.optimizer = {
+        "name": "adamw",  # or adafactor, lion, muon, sgd
         "learning_rate": 1e-3,
         "schedule": "cosine",
         "steps": 1500,
@@ -60,6 +71,9 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "nonfinite": "stop",  # or skip: what a loss or gradient that is not finite leads to
         "profile": (),  # first step and number of steps to trace, such as (20, 5)
     }
+    # Real decoding at every evaluation, of prompts such as "shipped": greedy, with the drafter as it would be saved.
+    # Its mean tau is `decode/tau`, which `train.best` may name. Empty for none.
+    config.decoding = {"prompts": "", "prompts_per_category": 1, "max_new_tokens": 48}
     # Devices: -1 takes those that the other axes leave. Presets say how each parameter tree is split.
     config.mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "dp", "drafter": "dp"}
     config.init_from = ""  # a run directory whose best parameters to start from

@@ -15,7 +15,16 @@ from etils import epath
 
 CONFIG, TARGET, METRICS, CHECKPOINTS, PROFILE = "config.json", "target.json", "metrics", "checkpoints", "profile"
 # What runs did at a time when a setting did not exist, where that is not nothing.
-BEFORE = {"objective.beta": 0.5}
+BEFORE = {
+    "objective.beta": 0.5,
+    "optimizer.name": "adamw",
+    # How the draft writes says nothing where it does not: the share is 0.
+    "data.on_policy.every": 50,
+    "data.on_policy.prompts": 32,
+    "data.on_policy.max_new_tokens": 128,
+    "data.on_policy.temperature": 1.0,
+    "data.on_policy.batch": 16,
+}
 
 
 class RunDirectory:

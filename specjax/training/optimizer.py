@@ -1,4 +1,4 @@
-"""Optimizers from a description: AdamW with warmup and decay, clipped by global norm."""
+"""Optimizers from a description: those of Optax by name, with warmup and decay, clipped by global norm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 import optax
+import optax.contrib
 
 SCHEDULES: dict[str, Callable[[OptimizerConfig], optax.Schedule]] = {
     "constant": lambda c: optax.constant_schedule(c.learning_rate),
@@ -15,20 +16,49 @@ SCHEDULES: dict[str, Callable[[OptimizerConfig], optax.Schedule]] = {
         c.learning_rate, c.learning_rate * c.final_fraction, max(c.steps - c.warmup, 1)
     ),
 }
+# name -> what it makes of a description; each decays matrices only.
+OPTIMIZERS: dict[str, Callable[[OptimizerConfig], optax.GradientTransformation]] = {
+    "adamw": lambda c: optax.adamw(
+        make_schedule(c), b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mask=lambda params: _matrices(params)
+    ),
+    # optax.adafactor decays by the same share however small the learning rate is; this decays as the others do.
+    "adafactor": lambda c: optax.chain(
+        optax.scale_by_factored_rms(),
+        optax.clip_by_block_rms(1.0),
+        optax.add_decayed_weights(c.weight_decay, mask=lambda params: _matrices(params)),
+        optax.scale_by_learning_rate(make_schedule(c)),
+    ),
+    "lion": lambda c: optax.lion(
+        make_schedule(c), b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mask=lambda params: _matrices(params)
+    ),
+    "muon": lambda c: optax.contrib.muon(
+        make_schedule(c),
+        beta=c.b2,
+        weight_decay=c.weight_decay,
+        weight_decay_mask=lambda params: _matrices(params),
+        adam_b1=c.b1,
+        adam_b2=c.b2,
+    ),
+    "sgd": lambda c: optax.chain(
+        optax.add_decayed_weights(c.weight_decay, mask=lambda params: _matrices(params)),
+        optax.sgd(make_schedule(c), momentum=c.b1 or None),
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW.
+    """What updates parameters.
 
     Attributes:
+        name: a key of `OPTIMIZERS`.
         learning_rate: peak.
         schedule: after the warmup: `constant`, `cosine` or `linear`.
         steps: at which the schedule ends.
         warmup: steps of linear rise from 0.
         final_fraction: of the peak, at the end of a decaying schedule.
-        b1: decay of the first moment.
-        b2: decay of the second.
+        b1: decay of the first moment; the momentum of `sgd`, 0 for none. `adafactor` has none.
+        b2: decay of the second; of `lion`'s and `muon`'s momentum.
         weight_decay: on matrices only.
         clip: of the gradient's global norm; 0 for none.
         rates: pairs of a parameter path's beginning, such as `lm_head` or `layers/0`, and the factor on the learning
@@ -45,8 +75,11 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     clip: float = 1.0
     rates: tuple[tuple[str, float], ...] = ()
+    name: str = "adamw"
 
     def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            raise ValueError(f"optimizer {self.name!r} is unknown; expected {', '.join(OPTIMIZERS)}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule {self.schedule!r} is unknown; expected {', '.join(SCHEDULES)}")
         if not self.learning_rate > 0:
@@ -76,16 +109,10 @@ def ends_at_0(config: OptimizerConfig) -> bool:
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """The transformation that `config` describes."""
-    adamw = optax.adamw(
-        make_schedule(config),
-        b1=config.b1,
-        b2=config.b2,
-        weight_decay=config.weight_decay,
-        mask=lambda params: _matrices(params),
-    )
+    made = OPTIMIZERS[config.name](config)
     if config.rates:
-        adamw = optax.chain(adamw, _scale_by_path(config.rates))
-    return optax.chain(optax.clip_by_global_norm(config.clip), adamw) if config.clip else adamw
+        made = optax.chain(made, _scale_by_path(config.rates))
+    return optax.chain(optax.clip_by_global_norm(config.clip), made) if config.clip else made
 
 
 def _scale_by_path(rates: tuple[tuple[str, float], ...]) -> optax.GradientTransformation:
