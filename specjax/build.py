@@ -44,7 +44,9 @@ from specjax.training import (
 )
 from specjax.training.data import answers_at, draft_vocabulary, most_frequent, text_rows
 from specjax.training.identity import target_identity
+from specjax.training.objectives import Distill, Objective
 from specjax.training.objectives.registry import OBJECTIVES
+from specjax.training.on_policy import OnPolicy, OnPolicyConfig
 from specjax.training.online import online_taps
 from specjax.training.user_data import DatasetConfig, DatasetRows, dataset_rows
 from specjax.verification import Block, Speculative
@@ -258,6 +260,8 @@ def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: 
         vocab = draft_vocabulary(data_dir / data.text, target, options["draft_vocab"])
     placement = placement_from_config(config, target)
     tables = {"vocab": vocab}
+    on_policy = data.get("on_policy")
+    writer = on_policy_from_config(data, objective, target, data_dir) if on_policy and on_policy.share else None
     return Trainer(
         target=place_target(target, placement),
         objective=objective,
@@ -268,7 +272,30 @@ def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: 
         held_out=held_out,
         placement=placement,
         online=online,
+        on_policy=writer,
     )
+
+
+def on_policy_from_config(
+    data: ml_collections.ConfigDict, objective: Objective, target: Target, data_dir: Path
+) -> OnPolicy:
+    """The draft as a writer of training text, from `data.on_policy` and the prompts of `data.text`.
+
+    Raises:
+        ValueError: the draft of this objective does not write by itself, or a setting is out of range.
+    """
+    if not isinstance(objective, Distill):
+        raise ValueError(
+            f"data.on_policy.share={data.on_policy.share}: on-policy text is written by a draft that is a decoder of "
+            "its own and taught by the target; it goes with the objective 'distill' alone"
+        )
+    if "dataset" in data:
+        raise ValueError("data.on_policy continues the prompts of data.text; leave out data.dataset, or share=0")
+    wanted = data.temperature if data.temperature >= 0 else None
+    documents = answers_at(data_dir / data.text, target, wanted)
+    prompts = dict.fromkeys(tuple(d.tokens[: d.prompt_length].tolist()) for d in documents)
+    config = OnPolicyConfig(**data.on_policy.to_dict(), row_length=data.row_length)
+    return OnPolicy(config, objective.student, tuple(prompts))
 
 
 def dataset_from_config(data: ml_collections.ConfigDict, tokenizer: Tokenizer) -> DatasetRows:

@@ -26,6 +26,7 @@ from specjax.training.data import Batch
 from specjax.training.feed import Source
 from specjax.training.identity import data_identity, target_identity
 from specjax.training.objectives.base import Objective
+from specjax.training.on_policy import FOLDER, Mixer, OnPolicy
 from specjax.training.optimizer import OptimizerConfig, ends_at_0, make_optimizer, make_schedule
 from specjax.training.pace import Pace, StepFlops, peak_flops, step_flops
 from specjax.training.profiling import StepTrace
@@ -34,7 +35,10 @@ from specjax.training.step import Statics, TrainState, as_kept, evaluate, update
 PATIENCE = 10  # Updates in a row that may be skipped.
 # What of the config may change when a run is resumed: it may be trained for longer, and a store that has grown be cut
 # to what it was; whether it is that is seen by the number of rows.
-FREE = ("train.steps", "train.nonfinite", "train.profile", "data.max_shards")
+FREE = (
+    *("train.steps", "train.nonfinite", "train.profile", "data.max_shards"),
+    *("decoding.prompts", "decoding.prompts_per_category", "decoding.max_new_tokens"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,6 +113,8 @@ class Trainer:
         placement: where arrays lie; None for one device. Under it, target parameters and tables are on the mesh.
         online: layer inputs that the target computes in the step, beside its final hidden state, where the rows are
             text alone; None where the rows hold what the objective needs.
+        on_policy: the draft as a writer of part of the rows; None where all are those of `train`.
+        measures: further figures of an evaluation, by the name of their set: functions of the parameters.
 
     Raises:
         ValueError: the learning rate is 0 before the run is at its end.
@@ -123,8 +129,15 @@ class Trainer:
     held_out: Mapping[str, Source]
     placement: Placement | None = None
     online: tuple[Tap, ...] | None = None
+    on_policy: OnPolicy | None = None
+    measures: Mapping[str, Callable[[Any], dict[str, float]]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.on_policy is not None and (self.online is None or self.placement is not None):
+            raise ValueError(
+                "on-policy text has no hidden-state store, and is written on one device: set data.online=True and a "
+                "mesh of one device, or data.on_policy.share=0"
+            )
         o, steps = self.optimizer, self.config.steps
         if steps > o.steps and ends_at_0(o):
             raise ValueError(
@@ -170,7 +183,7 @@ class Trainer:
         return step_flops(traced.jaxpr)
 
     def evaluate(self, params: Any) -> dict[str, float]:
-        """`<set>/<metric>` over all rows of every held-out set, each position counted once."""
+        """`<set>/<metric>` over all rows of every held-out set, each position counted once; and the measures'."""
         results: dict[str, float] = {}
         for name, source in self.held_out.items():
             totals: dict[str, np.ndarray] = {}
@@ -182,6 +195,8 @@ class Trainer:
                 for key, part in parts.items():
                     totals[key] = totals.get(key, np.zeros(2)) + np.asarray(part, np.float64)
             results |= {f"{name}/{key}": float(a / b) if b else math.nan for key, (a, b) in totals.items()}
+        for name, measure in self.measures.items():
+            results |= {f"{name}/{key}": value for key, value in measure(params).items()}
         return results
 
     def run(
@@ -235,8 +250,8 @@ class Trainer:
         c = self.config
         feed.batch_rows(self.train.rows, c.batch, c.seed, 0)
         name = c.best.partition("/")[0]
-        if name not in self.held_out:
-            known = ", ".join(self.held_out) or "none"
+        if name not in (sets := (*self.held_out, *self.measures)):
+            known = ", ".join(sets) or "none"
             raise ValueError(f"best={c.best!r} names no held-out set; expected <set>/<metric>, of the sets {known}")
         if self.placement is not None:
             batch_shardings(jax.ShapeDtypeStruct((c.batch,), jnp.int32), self.placement.mesh)
@@ -315,8 +330,12 @@ class Trainer:
         guard = _Guard(c.nonfinite, writer, lambda: checkpoints.latest)
         batches = feed.feed(self.train, c.batch, c.seed, start, c.steps, self.placement)
         pace: Pace | None = None
+        mixer = None if self.on_policy is None else Mixer(self.on_policy, run.path / FOLDER, c.seed)
         with contextlib.closing(StepTrace(c.profile, run.profile)) as trace:
             for done, (rows, batch) in enumerate(batches, start + 1):
+                if mixer is not None:
+                    at = (done - 1, start, state.params, self.objective, self.target, self.tables)
+                    rows, batch = mixer.mixed(*at, rows, batch)
                 trace.before(done)
                 with jax.profiler.StepTraceAnnotation("train", step_num=done):
                     state, metrics = self.step(state, batch)
