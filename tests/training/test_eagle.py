@@ -97,6 +97,8 @@ def test_only_the_planted_token_carries_loss(target):
     for k in range(STEPS):
         log_q = jax.nn.log_softmax(net.logits(hidden[k][0, last - 2 - k]))
         wanted -= 0.8**k * float(jnp.sum(jnp.exp(log_p) * log_q))
+        overlap = float(jnp.sum(jnp.exp(jnp.minimum(log_p, log_q))))
+        assert float(loss.metrics[f"alpha_{k}" if k else "alpha"][0]) == pytest.approx(overlap, rel=1e-3)
     assert float(loss.sum) == pytest.approx(wanted, rel=1e-4)
 
 

@@ -97,10 +97,10 @@ def rollout_loss(
         trained_head: the head gets gradient; a frozen one costs no product for it.
 
     Returns:
-        The weighted sum over all steps, and as weight the positions of the first. Metrics: `alpha` (sum min(p, q)) and
-        `mass` (sum p) of the first step; `match` (the draft's first choice is the text's token), `match_k` at later
-        steps; `accepted`, how many tokens a greedy chain of all steps keeps where the text is the target's own greedy
-        choice.
+        The weighted sum over all steps, and as weight the positions of the first. Metrics: `mass` (sum p) of the
+        first step; `alpha` (sum min(p, q)) and `match` (the draft's first choice is the text's token) of the first,
+        `alpha_k` (EAGLE's n-alpha) and `match_k` of later steps; `accepted`, how many tokens a greedy chain of all
+        steps keeps where the text is the target's own greedy choice.
     """
     assert batch.normed is not None and batch.lse is not None
     carries = drafted(batch, len(hidden))
@@ -114,7 +114,8 @@ def rollout_loss(
     def chunk(x_ckd: jax.Array, carries_ck: jax.Array, _: Any, own: Any, later: Later) -> tuple[jax.Array, Any]:
         loss = jnp.zeros(())
         hits: list[jax.Array] = []
-        firsts: dict[str, jax.Array] = {}
+        alphas: list[jax.Array] = []
+        mass = jnp.zeros(())
         for k, weight in enumerate(weights):
             known = carries_ck[:, k]
             normed, lse, *following = later(1 + k)
@@ -123,20 +124,22 @@ def rollout_loss(
             lost = step_loss(Step(x_ckd[:, k], log_q, normed.astype(jnp.float32), log_p))
             loss += weight * masked_sum(lost, known)
             hits.append(jnp.where(known, first_choice(log_q, (following[0], following[1])), 0.0))
+            alphas.append(masked_sum(overlap(log_p, log_q), known))
             if k == 0:
-                firsts = {"alpha": overlap(log_p, log_q), "mass": jnp.sum(jnp.exp(log_p), axis=-1)}
+                mass = masked_sum(jnp.sum(jnp.exp(log_p), axis=-1), known)
         first = carries_ck[:, 0]
         hits_ck = jnp.stack(hits, axis=-1)
-        sums = {name: masked_sum(value, first) for name, value in firsts.items()}
+        sums = {"mass": mass}
         sums["accepted"] = masked_sum(jnp.sum(jnp.cumprod(hits_ck, axis=-1), axis=-1), first)
-        return loss, (sums, hits_ck.sum(0))
+        return loss, (sums, hits_ck.sum(0), jnp.stack(alphas))
 
     inputs = jnp.stack(hidden, axis=2), carries, carries.any(-1)
-    loss, (sums, hits_k) = over_positions_with(trained, chunk, *inputs, later=answers)
+    loss, (sums, hits_k, alphas_k) = over_positions_with(trained, chunk, *inputs, later=answers)
     counts_k = carries.sum((0, 1)).astype(jnp.float32)
     metrics = {name: (value, counts_k[0]) for name, value in sums.items()}
     for k in range(len(hidden)):
-        metrics["match" if k == 0 else f"match_{k}"] = (hits_k[k], counts_k[k])
+        for name, values_k in (("match", hits_k), ("alpha", alphas_k)):
+            metrics[name if k == 0 else f"{name}_{k}"] = (values_k[k], counts_k[k])
     return Loss(loss, counts_k[0], metrics)
 
 
