@@ -11,7 +11,7 @@ target in every step. The argument is the target: an alias (`smollm2`) or anythi
 
 from ml_collections import config_dict
 
-from configs import distill, eagle, eagle3
+from configs import distill, eagle, eagle3, hydra, medusa
 
 EAGLE_TREE = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))
 
@@ -49,6 +49,13 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
             "drafter": {"name": "eagle2", "num_nodes": len(EAGLE_TREE), "levels": 4, "top_k": 3},
         },
     }
+    # The methods at equal training tokens, each as a chain of four.
+    heads = {"medusa": "medusa", "hydra": "hydra", "eagle": "eagle_both", "eagle3": "three_steps", "draft_model": "kl"}
+    config.cells.medusa = {"objective": medusa.get_config(arg).objective.to_dict()}
+    config.cells.hydra = {"objective": hydra.get_config(arg).objective.to_dict()}
+    for name, head in heads.items():
+        options = {} if name in ("medusa", "hydra") else {"num_nodes": 4}
+        config.cells[f"{name}_chain"] = {"head": head, "drafter": {"name": name, **options}}
     # Each says that `better` beats `worse`, and who says so.
     config.pairs = {
         "feature": pair("eagle_feature", "eagle_token", "sampled/alpha", "EAGLE (2401.15077), section 5.3"),
@@ -59,12 +66,21 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "text": pair("own_text", "human_text", "sampled/alpha", "DistillSpec (2310.08461), section 5"),
         "tree": pair("dynamic_tree", "static_tree", "tau", "EAGLE-2 (2406.16858), section 5"),
     }
+    # Neighbours in the order that is claimed.
+    for better, worse, source in (
+        ("eagle3", "eagle", "EAGLE-3 (2503.01840), section 4"),
+        ("eagle", "hydra", "no paper holds the two as trained here against each other"),
+        ("hydra", "medusa", "Hydra (2402.05109), section 6"),
+        ("eagle", "draft_model", "EAGLE (2401.15077), section 4"),
+    ):
+        config.pairs[f"{better}_{worse}"] = pair(f"{better}_chain", f"{worse}_chain", "tau", source)
     config.only = ()
 
     # What people answered to the training prompts, of SPECJAX_DATA: JSONL or JSON lists.
     config.human = ("gsm8k/train.jsonl", "gpteacher/codegen-instruct.json", "gpteacher/roleplay-instruct.json")
 
-    # For the cells that decode.
+    # For the cells that decode; their pairs are also told by category, of MT-bench's eight with
+    # "mt_bench:$SPECJAX_DATA/mt_bench/question.jsonl".
     config.prompts = "shipped"
     config.prompts_fallback = ""
     config.prompts_per_category = 0

@@ -13,12 +13,11 @@ import ml_collections
 import numpy as np
 from etils import epath
 
+from experiments._decoding import taus
 from specjax import build
 from specjax.checkpoints.drafters import save_drafter
 from specjax.checkpoints.rundir import RunDirectory, write_whole
-from specjax.decoding import Request, generate, make_sampling
 from specjax.evaluation import results
-from specjax.evaluation.conversations import encode
 from specjax.evaluation.prompts import Prompt
 from specjax.models import Target
 from specjax.training import Source, Trainer
@@ -141,18 +140,17 @@ def decoded(
         prompts: of which the first turn is asked.
 
     Returns:
-        `measures`: tau of every prompt; and `nodes`.
+        `measures`: tau of every prompt, and `tau/<category>` of those of a category (of MT-bench its eight), None for
+        the others; and `nodes`.
     """
     options = config.cells[name].drafter.to_dict()
     drafting = build.make_drafter(options.pop("name"), target, source=str(head / "drafter"), **options)
-    loop, weights = build.make_loop(target, drafting, make_sampling([0.0]))
-    requests = [
-        Request(encode(target, [{"role": "user", "content": prompt.turns[0]}]), config.max_new_tokens, id=i)
-        for i, prompt in enumerate(prompts)
-    ]
-    done = generate(loop, weights, requests, context=target.context, vocab=target.config.vocab_size, seed=config.seed)
-    tau = [c.emitted / c.steps if c.steps else None for c in done]
-    return {"measures": {"tau": tau}, "nodes": drafting.drafter.num_nodes}
+    tau = taus(target, drafting, prompts, config.max_new_tokens, config.seed)
+    kinds = [prompt.subcategory or prompt.category for prompt in prompts]
+    measures = {"tau": tau}
+    for kind in sorted(set(kinds)):
+        measures[f"tau/{kind}"] = [t if own == kind else None for t, own in zip(tau, kinds, strict=True)]
+    return {"measures": measures, "nodes": drafting.drafter.num_nodes}
 
 
 def kept(folder: epath.Path, cell: Mapping[str, Any]) -> dict[str, Any] | None:

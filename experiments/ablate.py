@@ -43,10 +43,11 @@ def main(config: ml_collections.ConfigDict) -> None:
         cells[name] = cell(config, name, target, console)
         console.print(f"{name}: {summary(cells[name])}", highlight=False)
     rows = [compare(name, config.pairs[name].to_dict(), cells, config) for name in pairs]
-    show(console, rows)
+    parts = by_category(config, pairs, cells)
+    show(console, [*rows, *parts])
     precision = {"dtype": config.base.target.dtype, "matmul": config.base.train.precision}
     meta = results.describe(config.to_dict(), precision, SCHEMA)
-    results.write_json(workdir / "results.json", {"meta": meta, "rows": rows, "cells": cells})
+    results.write_json(workdir / "results.json", {"meta": meta, "rows": rows, "by_category": parts, "cells": cells})
     console.print(f"written to {workdir / 'results.json'}", highlight=False)
 
 
@@ -147,6 +148,20 @@ def compare(
         "tokens": [cells[pair[side]].get("tokens") for side in ("better", "worse")],
         "verdict": verdict(found.low, found.high),
     }
+
+
+def by_category(
+    config: ml_collections.ConfigDict, pairs: Sequence[str], cells: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The rows of pairs that decode, once more for the prompts of each category."""
+    rows = []
+    for name in pairs:
+        pair = config.pairs[name].to_dict()
+        measures = cells[pair["better"]]["measures"]
+        kinds = [key for key in measures if key.startswith(f"{pair['metric']}/") and any(measures[key])]
+        # One category is all of them.
+        rows += [compare(name, {**pair, "metric": key}, cells, config) for key in kinds if len(kinds) > 1]
+    return rows
 
 
 def verdict(low: float, high: float) -> str:

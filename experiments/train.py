@@ -20,6 +20,7 @@ import ml_collections
 from absl import flags, logging
 
 from experiments import _main
+from experiments._decoding import with_decoding
 from experiments._progress import progress
 from specjax import build
 from specjax.training.tracking import MODES, tensorboard_sink, wandb_sink
@@ -36,6 +37,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
     target = build.target_from_config(config.target)
     trainer = build.build_training(config, target, Path(os.environ.get("SPECJAX_DATA", "../shared/data")))
+    trainer = with_decoding(trainer, config, target, _main.console())
     start = build.params_of(config.init_from, target) if config.init_from else None
     config_dict, workdir = config.to_dict(), _main.workdir()
     trainer.claim(workdir, config_dict)  # Before a tracker goes on with the run that the directory names.

@@ -66,6 +66,12 @@ def test_the_verdict_is_the_intervals(tiny: Path, tmp_path: Path) -> None:
     assert row("noisy", "base")["verdict"] == "undecided"
     assert row("up", "base")["difference"] == pytest.approx(0.1, abs=0.01)
     assert (row("gaps", "base")["units"], row("gaps", "base")["difference"]) == (39, pytest.approx(1.0))
+    # Each category by itself, where there are several; others' prompts are no units.
+    parts = {"tau": [2.0, 3.0, 1.0], "tau/code": [2.0, None, 1.0], "tau/maths": [None, 3.0, None]}
+    fewer = {key: [x and x - 0.5 for x in values] for key, values in parts.items()}
+    decoded = {"dynamic_tree": {"measures": parts}, "static_tree": {"measures": fewer}}
+    found = ablate.by_category(made, ["tree"], decoded)
+    assert [(r["metric"], r["units"], r["difference"]) for r in found] == [("tau/code", 2, 0.5), ("tau/maths", 1, 0.5)]
     with pytest.raises(ValueError, match="cell 'up' has no 'n'; it has m"):
         ablate.compare("p", {"better": "up", "worse": "base", "metric": "n"}, cells, made)
 
