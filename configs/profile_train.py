@@ -1,4 +1,4 @@
-"""What a training step of every objective costs: tokens a second and peak memory, and three of them stated in torch.
+"""What a training step of every objective costs: tokens a second and peak memory, and five of them stated in torch.
 
     python -m experiments.profile_train --config=configs/profile_train.py:smollm2 --workdir=runs/profile_train
 
@@ -27,7 +27,7 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "redrafter": redrafter.get_config(arg).objective,
     }
     config.only = ()  # names of objectives; empty for all
-    config.torch = ("distill", "eagle3", "medusa")
+    config.torch = ("distill", "eagle", "eagle3", "hydra", "medusa")
     config.draft_vocab = 0  # of every objective; 0 for what each says
     config.batch = 4
     config.row_length = 512

@@ -1,4 +1,4 @@
-"""Training steps of three objectives stated in torch, to hold ours against: distillation, Medusa-1, EAGLE-3.
+"""Training steps stated in torch, to hold ours against: distillation, Medusa-1, Hydra, EAGLE-1 and EAGLE-3.
 
 Plain eager torch, as the methods' own trainers are written: all logits of a batch at once, automatic differentiation,
 AdamW. Rows hold one document each, which needs no mask between documents. Weights begin as ours do, so that the losses
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-STEPS = ("distill", "eagle3", "medusa")
+STEPS = ("distill", "eagle", "eagle3", "hydra", "medusa")
 Params = dict[str, Any]  # of torch tensors, by path
 
 
@@ -52,7 +52,8 @@ def run(
         lr=optimizer["learning_rate"],
         betas=(optimizer["b1"], optimizer["b2"]),
     )
-    loss_of = {"distill": _distill, "eagle3": _eagle3, "medusa": _medusa}[name]
+    losses_of = {"distill": _distill, "eagle": _eagle, "eagle3": _eagle3, "hydra": _hydra, "medusa": _medusa}
+    loss_of = losses_of[name]
     before, seconds, losses = held(), [], []
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -167,16 +168,40 @@ def _distill(params: Params, batch: Mapping[str, Any], shapes: Mapping[str, Any]
 
 
 def _medusa(params: Params, batch: Mapping[str, Any], shapes: Mapping[str, Any]) -> Any:
+    return _heads_loss(lambda i, mask: _blocks(params, f"heads/{i}", batch["normed"][mask]), batch, shapes)
+
+
+def _hydra(params: Params, batch: Mapping[str, Any], shapes: Mapping[str, Any]) -> Any:
     import torch
 
+    read = batch["embed"][batch["tokens"]]
+    read = _linear(params, "embed_in", read) if "embed_in/kernel" in params else read
+
+    def head(i: int, mask: Any) -> Any:
+        name = f"heads/{i}/grounded"
+        normed = batch["normed"]
+        x = torch.cat([normed, *(_ahead(read, k + 1) for k in range(i + 1))], -1)[mask]
+        kept = _linear(params, f"{name}/residual", x) if f"{name}/residual/kernel" in params else normed[mask]
+        return _blocks(params, f"heads/{i}", kept + torch.nn.functional.silu(_linear(params, f"{name}/linear", x)))
+
+    return _heads_loss(head, batch, shapes)
+
+
+def _blocks(params: Params, name: str, x: Any) -> Any:
+    import torch
+
+    for j in range(sum(path.startswith(f"{name}/blocks/") and path.endswith("/kernel") for path in params)):
+        x = x + torch.nn.functional.silu(_linear(params, f"{name}/blocks/{j}/linear", x))
+    return x
+
+
+def _heads_loss(head: Callable[[int, Any], Any], batch: Mapping[str, Any], shapes: Mapping[str, Any]) -> Any:
+    """Of what each head gives to the vocabulary product at the positions of its mask."""
     predicts, (index, inside) = _predicts(batch), _labels(batch)
     mask, total, weight = predicts, 0.0, 0.0
     for i in range(shapes["num_heads"]):
         mask = mask & _ahead(predicts, i + 1)
-        x = batch["normed"][mask]
-        for j in range(shapes["num_layers"]):
-            x = x + torch.nn.functional.silu(_linear(params, f"heads/{i}/blocks/{j}/linear", x))
-        log_q, known = (x @ batch["head"]).log_softmax(-1), _ahead(inside, i + 1)[mask]
+        log_q, known = (head(i, mask) @ batch["head"]).log_softmax(-1), _ahead(inside, i + 1)[mask]
         nll = -log_q.gather(-1, _ahead(index, i + 1)[mask][:, None])[:, 0]
         soft = -(_law(batch, i + 1, mask).exp() * log_q).sum(-1)
         share, scale = shapes["teacher"], shapes["decay"] ** i
@@ -185,23 +210,48 @@ def _medusa(params: Params, batch: Mapping[str, Any], shapes: Mapping[str, Any])
     return total / weight
 
 
+def _eagle(params: Params, batch: Mapping[str, Any], shapes: Mapping[str, Any]) -> Any:
+    import torch
+
+    eps, features = shapes["eps"], batch["normed"]
+    if shapes["noise"]:  # Rows hold one document each.
+        width = shapes["noise"] * 512 / features.shape[1]
+        features = features + width * (torch.rand_like(features) - 0.5)
+    x = _linear(params, "fc", torch.cat([batch["embed"][_ahead(batch["tokens"], 1)], features], -1))
+    q, key, value = _heads(params, "attn", x, batch["positions"], shapes, 0)
+    x = x + _linear(params, "attn/o", _attention(q, [key], [value]))
+    where = _ahead(_predicts(batch), 1)
+    x = (x + _mlp(params, "mlp", _norm(params, "mlp_norm", x, eps)))[where]
+    apart = torch.nn.functional.smooth_l1_loss(x, _ahead(batch["normed"], 1)[where], reduction="none").mean(-1)
+    soft = -(_law(batch, 1, where).exp() * (x @ batch["head"]).log_softmax(-1)).sum(-1)
+    return (shapes["feature_weight"] * apart + shapes["law_weight"] * soft).mean()
+
+
 def _eagle3(params: Params, batch: Mapping[str, Any], shapes: Mapping[str, Any]) -> Any:
     import torch
 
     eps, predicts = shapes["eps"], _predicts(batch)
-    x = _linear(params, "fc", torch.cat([batch[f"tap_{tap}"] for tap in shapes["taps"]], -1))
+    taps = [batch[f"tap_{tap}"] for tap in shapes["taps"]]
+    if "input_norm/weight" in params:
+        taps = list(_norm(params, "input_norm", torch.cat(taps, -1), eps).chunk(len(taps), -1))
+    if "fc_norm/0/weight" in params:
+        taps = [_norm(params, f"fc_norm/{i}", tap, eps) for i, tap in enumerate(taps)]
+    x = _linear(params, "fc", torch.cat(taps, -1))
     keys: list[Any] = []
     values: list[Any] = []
     total: Any = 0.0
     for k in range(shapes["steps"]):
         embeds = _norm(params, "embed_norm", batch["embed"][_ahead(batch["tokens"], k + 1)], eps)
-        inner = torch.cat([embeds, _norm(params, "hidden_norm", x, eps)], -1)
+        normed = _norm(params, "hidden_norm", x, eps)
+        inner = torch.cat([embeds, normed], -1)
         q, key, value = _heads(params, "attn", inner, batch["positions"] + k, shapes, 0)
         keys.append(key)
         values.append(value)
-        x = x + _linear(params, "attn/o", _attention(q, keys, values))
+        x = (normed if shapes["norm_before_residual"] else x) + _linear(params, "attn/o", _attention(q, keys, values))
         x = x + _mlp(params, "mlp", _norm(params, "mlp_norm", x, eps))
-        where = _ahead(predicts, k + 1)
-        log_q = (_norm(params, "norm", x, eps)[where] @ batch["head"]).log_softmax(-1)
+        hidden, where = _norm(params, "norm", x, eps), _ahead(predicts, k + 1)
+        own = "lm_head/kernel" in params
+        log_q = (_linear(params, "lm_head", hidden[where]) if own else hidden[where] @ batch["head"]).log_softmax(-1)
         total = total - shapes["decay"] ** k * (_law(batch, k + 1, where).exp() * log_q).sum()
+        x = hidden if shapes["norm_output"] else x
     return total / _ahead(predicts, 1).sum()

@@ -145,9 +145,12 @@ def torch_shapes(made: Trainer, target: Target) -> dict[str, Any]:
     criterion = getattr(objective, "criterion", None)
     if criterion is not None:
         shapes |= {"decay": criterion.decay, "teacher": criterion.teacher}
-        shapes |= {"num_heads": objective.config.num_heads, "num_layers": objective.config.num_layers}
+        shapes |= {"num_heads": objective.config.num_heads}
     if hasattr(objective, "steps"):
         shapes |= {"steps": objective.steps, "decay": objective.decay, "taps": taps(objective)}
+        shapes |= {name: getattr(objective.config, name) for name in ("norm_before_residual", "norm_output")}
+    if hasattr(objective, "noise"):
+        shapes |= {name: getattr(objective, name) for name in ("feature_weight", "law_weight", "noise")}
     return shapes
 
 

@@ -63,6 +63,15 @@ def check(config: ml_collections.ConfigDict) -> list[str]:
         raise ValueError(
             f"torch={stated[0]!r} is not stated in torch; expected some of {', '.join(_torch_steps.STEPS)}"
         )
+    # What torch's step leaves out would be another step, measured beside ours as if it were the same.
+    for name, field, only in (("distill", "divergence", "forward_kl"), ("hydra", "prefix", False)):
+        if name in config.torch and name in names and config.objectives[name][field] != only:
+            raise ValueError(
+                f"objectives.{name}.{field}={config.objectives[name][field]!r} is not stated in torch, {only!r} is: "
+                f"take {name} out of config.torch, or set it back"
+            )
+    if "name" in config.optimizer and config.optimizer.name != "adamw" and config.torch:
+        raise ValueError(f"optimizer.name={config.optimizer.name!r} is not stated in torch, adamw is")
     if min(config.batch, config.steps) < 1 or config.row_length < 16:
         raise ValueError(
             f"batch={config.batch}, steps={config.steps}, row_length={config.row_length}; expected at least 1, 1 and 16"

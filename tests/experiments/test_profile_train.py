@@ -20,6 +20,11 @@ TINY = {
     "objectives.eagle3.taps": (0,),
     "objectives.eagle3.intermediate_size": 24,
     "objectives.medusa.num_heads": 3,
+    "objectives.hydra.num_heads": 3,
+    "objectives.hydra.num_layers": 2,
+    "objectives.hydra.embed_rank": 8,
+    "objectives.eagle.intermediate_size": 24,
+    "objectives.eagle.noise": 0.0,  # drawn: no two frameworks draw alike
 }
 
 
@@ -30,8 +35,11 @@ def config(tiny: Path, **more: object):
 @pytest.mark.slow
 def test_ours_and_torchs_steps_are_the_same(tiny: Path, in_workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    names = ("distill", "eagle3", "medusa")
-    profile_train.main(config(tiny, only=names))
+    names = ("distill", "eagle", "eagle3", "hydra", "medusa")
+    norms = ("fc_norm", "norm_before_residual", "norm_output")
+    profile_train.main(
+        config(tiny, only=names, **{"objectives.eagle3.norms": norms, "objectives.eagle3.own_head": True})
+    )
     found = json.loads((in_workdir / "results.json").read_text())
     rows = {(row["objective"], row["framework"]): row for row in found["rows"]}
     assert set(rows) == {(name, framework) for name in names for framework in ("jax", "torch")}
@@ -49,7 +57,11 @@ def test_ours_and_torchs_steps_are_the_same(tiny: Path, in_workdir: Path, capsys
 def test_what_cannot_be_measured(tiny: Path, in_workdir: Path) -> None:
     with pytest.raises(ValueError, match="only='egle' is no objective of the config; it has distill, "):
         profile_train.check(config(tiny, only=("egle",)))
-    with pytest.raises(ValueError, match="torch='hydra' is not stated in torch; expected some of distill, eagle3"):
-        profile_train.check(config(tiny, torch=("hydra",)))
+    with pytest.raises(ValueError, match="torch='mtp' is not stated in torch; expected some of distill, eagle, eagle3"):
+        profile_train.check(config(tiny, torch=("mtp",)))
+    with pytest.raises(ValueError, match="objectives.distill.divergence='tvd' is not stated in torch, 'forward_kl' is"):
+        profile_train.check(config(tiny, **{"objectives.distill.divergence": "tvd"}))
+    with pytest.raises(ValueError, match="objectives.hydra.prefix=True is not stated in torch, False is"):
+        profile_train.check(config(tiny, **{"objectives.hydra.prefix": True}))
     with pytest.raises(ValueError, match="row_length=8; expected at least 1, 1 and 16"):
         profile_train.check(config(tiny, row_length=8))
