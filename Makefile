@@ -110,7 +110,8 @@ small: $(VENV)/.core
 notebooks: $(VENV)/.test
 	$(PY) -m experiments.notebooks
 
-# As the cards in specjax/zoo say. An interrupted line goes on where it was.
+# As the cards in specjax/zoo say. An interrupted line goes on where it was. Entries to be looked at before they are
+# copied to specjax/zoo: runs/zoo/entries.
 zoo: $(VENV)/.core
 	$(PY) -m experiments.train --config=configs/lm.py:smollm2 --workdir=runs/zoo/lm
 	$(PY) -m experiments.train --config=configs/lm.py:smollm2 --workdir=runs/zoo/distilled --config.init_from=runs/zoo/lm \
@@ -118,13 +119,25 @@ zoo: $(VENV)/.core
 	  --config.optimizer.warmup=10 --config.optimizer.schedule=linear
 	$(PY) -m experiments.hidden_states --config=configs/hidden_states.py:smollm2 --workdir=runs/hidden/smollm2 \
 	  --config.store.taps="(2, 15, 27)" --config.parts.train.max_shards=12
-	$(PY) -m experiments.train --config=configs/eagle3.py:smollm2 --workdir=runs/zoo/eagle3 --config.train.batch=2 \
-	  --config.train.steps=820 --config.train.eval_every=205 --config.optimizer.steps=820 \
-	  --config.optimizer.learning_rate=1.5e-3 --config.optimizer.warmup=40
-	$(PY) -m experiments.train --config=configs/kangaroo.py:smollm2 --workdir=runs/zoo/kangaroo
+	$(PY) -m experiments.train --config=configs/eagle3.py:smollm2 --workdir=runs/zoo/eagle3 $(ZOO_STEPS) \
+	  --config.optimizer.learning_rate=1.5e-3
+	$(call zoo-entry,medusa)
+	$(call zoo-entry,hydra)
+	$(call zoo-entry,eagle,--config.optimizer.learning_rate=1.5e-3)
+	$(call zoo-entry,kangaroo)
 	$(PY) -m experiments.train --config=configs/ensemble_drafts.py:reasoning --workdir=runs/zoo/ensemble_reasoning
 	$(PY) -m experiments.train --config=configs/ensemble_drafts.py:code --workdir=runs/zoo/ensemble_code
 	$(PY) -m experiments.train --config=configs/ensemble_drafts.py:mixed --workdir=runs/zoo/ensemble_mixed
+
+define zoo-entry
+	$(PY) -m experiments.train --config=configs/$(1).py:smollm2 --workdir=runs/zoo/$(1) $(ZOO_STEPS) $(2)
+	[ -e runs/zoo/entries/smollm2-135m-$(1)/config.json ] || $(PY) -m experiments.pack_zoo --from=runs/zoo/$(1) \
+	  --to=runs/zoo/entries/smollm2-135m-$(1)
+endef
+
+# About as many tokens as an hour on two cores allows.
+ZOO_STEPS := --config.train.batch=2 --config.train.steps=820 --config.train.eval_every=205 \
+  --config.optimizer.steps=820 --config.optimizer.warmup=40
 
 clean:
 	rm -rf $(VENV) .venv-ci .cache .ruff_cache build dist specjax.egg-info
