@@ -2,6 +2,7 @@
 
 Three rows as the draft will see them, the text that carries loss coloured (in brackets where there are no colours); how
 many documents lose their end; token counts. Loads the target's tokenizer, not its weights.
+--against="spec_bench:question.jsonl,shipped" also says how many prompts of evaluation sets are in the training text.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from rich.text import Text
 from experiments import _main
 from specjax import build
 from specjax.checkpoints.sources import locate
+from specjax.evaluation.prompts import load_prompts
 from specjax.models.tokenizer import Tokenizer
 from specjax.training.data import Batch, Document, lay_out, pack, read_answers, render
+from specjax.training.overlap import repeated
 
 EXAMPLES = flags.DEFINE_integer("examples", 3, "rows to show", lower_bound=0)
-LONGEST = 1500  # Characters of an example.
+AGAINST = flags.DEFINE_list("against", [], "evaluation sets, as `prompts` of a benchmark config names them")
+LONGEST, LISTED = 1500, 100  # Characters of an example, and of a prompt that is in the training text.
 
 
 def main(config: ml_collections.ConfigDict) -> None:
@@ -29,10 +33,12 @@ def main(config: ml_collections.ConfigDict) -> None:
     if "dataset" in data:
         found = build.dataset_from_config(data, tokenizer)
         rows, documents, cut, where = found.train.text, found.documents, found.cut, data.dataset.path
-        count = found.tokens
+        count, whole = found.tokens, [d for row in range(len(rows.tokens)) for d in documents_of(rows, row)]
+        texts = [tokenizer.decode(document.tokens.tolist()) for document in whole] if AGAINST.value else []
     elif "text" in data:
         path = _main.data_dir() / data.text
-        made, where = [render(tokenizer, answer) for answer in read_answers(path)], str(path)
+        answers, where = read_answers(path), str(path)
+        made, texts = [render(tokenizer, answer) for answer in answers], [answer.prompt for answer in answers]
         packed, cut = pack(made, data.row_length)
         rows, documents, count = lay_out(packed, data.row_length), len(made), sum(len(d.tokens) for d in made)
     else:
@@ -44,6 +50,11 @@ def main(config: ml_collections.ConfigDict) -> None:
         f"{len(rows.tokens)} rows to train on: {used} tokens, {used / rows.tokens.size:.1%} of the room; "
         f"{int(rows.predicts.sum())} positions carry loss"
     )
+    for name in AGAINST.value:
+        turns = [turn for prompt in load_prompts(name) for turn in prompt.turns]
+        shared = repeated(texts, turns)
+        first = f": {turns[shared[0]][:LISTED]!r}, ..." if shared else ""
+        console.print(f"{name}: {len(shared)} of {len(turns)} turns are in the text{first}", highlight=False)
     for number, row in enumerate(rows_to_show(len(rows.tokens), EXAMPLES.value), 1):
         console.rule(f"example {number}: row {row}")
         for document in documents_of(rows, row):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import warnings
 from typing import Any
 
@@ -54,7 +56,8 @@ class Checkpoints:
         here = all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(state))
         saved = jax.tree.map(np.asarray, state) if here else state
         try:
-            self._manager.save(step, args=ocp.args.StandardSave(saved), metrics=metrics)
+            args = ocp.args.StandardSave(saved)
+            self._manager.save(step, args=args, metrics=metrics, custom_metadata={"versions": versions()})
         except Exception as error:  # Orbax and TensorStore have many; which one tells nothing more.
             raise self._unwritten(error) from error
 
@@ -97,6 +100,10 @@ class Checkpoints:
             return jax.jit(lambda tree: jax.tree.map(jax.numpy.copy, tree))(restored)
         return None
 
+    def written_by(self, step: int) -> dict[str, str]:
+        """Versions of the packages that wrote a checkpoint; empty for one of an older version of specjax."""
+        return dict((self._manager.metadata(step).custom_metadata or {}).get("versions", {}))
+
     @property
     def latest(self) -> int | None:
         """Step of the newest checkpoint."""
@@ -128,6 +135,15 @@ class Checkpoints:
             f"a checkpoint could not be written to {self._directory} ({_first_line(error)}); {kept}: make room on the "
             "disk, and start the same command again"
         )
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that what is in a checkpoint depends on, where installed."""
+    found = {}
+    for name in ("specjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def run_params(checkpoints: epath.Path, metric: str, mode: str = "max") -> tuple[int, dict[str, float], Any]:

@@ -43,6 +43,12 @@ def test_the_two_newest_and_the_best_are_kept(tmp_path):
     assert sorted(int(p.name) for p in tmp_path.iterdir() if p.name.isdigit()) == [1, 4, 5]
 
 
+def test_a_checkpoint_says_which_versions_wrote_it(tmp_path):
+    saved(tmp_path)
+    written = Checkpoints(epath.Path(tmp_path), "m").written_by(3)
+    assert written["jax"] == jax.__version__ and {"specjax", "optax", "orbax-checkpoint"} <= written.keys()
+
+
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(tmp_path):
     saved(tmp_path)
     damage(tmp_path, 3)

@@ -56,6 +56,19 @@ def test_the_law_of_every_document_is_in_the_store(target, store):
     assert batch.taps.keys() == {"1"}
 
 
+def test_a_token_takes_what_it_should(target, store):
+    """Hidden states in half precision, one log-sum-exp and the text: 4.6 KB with three taps of SmolLM2-135M."""
+    opened = HiddenStates(store, target)
+    positions = opened.batch(np.arange(opened.rows)).tokens.size
+    arrays = sum(len(data) for path, data in content(store).items() if path.suffix != ".json")
+
+    def bound(taps, width):
+        return 2 * (taps + 1) * width + 64
+
+    assert 2 * 2 * target.config.hidden_size < arrays / positions <= bound(1, target.config.hidden_size)
+    assert bound(3, 576) <= 5000
+
+
 def test_an_interrupted_store_is_continued(target, store, tmp_path):
     documents = common.documents(target)
     write_store(tmp_path, target, documents, CONFIG, max_shards=1)

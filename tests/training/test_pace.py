@@ -90,6 +90,7 @@ def test_rates_leave_out_the_step_that_compiles_and_what_is_saved_between(monkey
     assert said == "15 tokens/s (5 with loss)  MFU 4.0%  ETA 0:00:36"
 
 
+@pytest.mark.pitfall("DeepSpec#84")
 def test_a_run_keeps_rates_and_utilisation_and_traces_its_window(target, tmp_path, monkeypatch):
     made = trainer(target, profile=(2, 2))
     made.run(tmp_path / "cpu", CONFIG, stop=lambda: True)  # One step: the window is not reached.
@@ -102,6 +103,8 @@ def test_a_run_keeps_rates_and_utilisation_and_traces_its_window(target, tmp_pat
     assert rows[-1]["train/eta_seconds"] == 0.0
     batch = made.load(made.train, np.arange(3))
     assert rows[-1]["train/input_tokens"] <= batch.tokens.size and 0 < rows[-1]["train/loss_positions"]
+    # Both are told: what the loss was divided by, and the positions that there are.
+    assert 0 < rows[-1]["train/tokens"] <= rows[-1]["train/loss_positions"]
     assert list((tmp_path / "cpu" / "profile").rglob("*.xplane.pb"))
 
     kind = jax.local_devices()[0].device_kind
