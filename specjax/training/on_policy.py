@@ -150,7 +150,8 @@ class Mixer:
             seed: of the run.
         """
         self._on_policy, self._folder, self._seed = on_policy, folder, seed
-        self._number, self._rows = -1, Batch(*(np.zeros((0, 0)) for _ in range(4)))
+        none = np.zeros((0, 0), np.int32)
+        self._number, self._rows = -1, Batch(none, none, none, none)
 
     def mixed(
         self, step: int, start: int, params: Any, objective: Any, target: Target, tables: Any, rows: Any, batch: Batch
