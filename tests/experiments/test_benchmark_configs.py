@@ -89,7 +89,8 @@ def test_rows_of_a_head_that_is_not_calibrated(tmp_path: Path, monkeypatch: pyte
     folder = tmp_path / "heads"
     shutil.copytree(drafters.ZOO / entry, folder)
     file = folder / drafters.CONFIG
-    for method, shapes in {"medusa": {"chain"}, "eagle": {"chain", "tree"}, "eagle3": {"chain", "tree"}}.items():
+    trees = {"chain", "tree", "large tree"}
+    for method, shapes in {"medusa": {"chain"}, "eagle": trees, "eagle3": trees}.items():
         file.write_text(file.read_text().replace(f'"{drafters.saved_method(folder)}"', f'"{method}"'))
         rows = zoo.entry_rows(str(folder))
         assert set(rows) == shapes and all(row["source"] == str(folder) for row in rows.values())
