@@ -160,9 +160,10 @@ def check_temperature_0(rule: Rule, make_draft: MakeDraft) -> None:
     for temperatures in ([0.0] * ROWS, [0.0, 1.0] * (ROWS // 2)):
         draft, scores, sampling, keys = one_step(make_draft, make_sampling(temperatures))
         verdict = verify(rule, draft, scores, sampling, keys)
+        block = np.asarray(emitted_block(draft, verdict))
         for row in np.flatnonzero(np.asarray(temperatures) == 0):
             count = int(verdict.num_accepted[row]) + 1
-            if (found := np.asarray(emitted_block(draft, verdict))[row, :count].tolist()) != text[:count]:
+            if (found := block[row, :count].tolist()) != text[:count]:
                 raise AssertionError(
                     f"{_name(rule)} emits {found} in row {row} at temperature 0; expected {text[:count]}"
                 )

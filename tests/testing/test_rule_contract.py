@@ -38,7 +38,7 @@ class SlotKeys(Keys):
 
 def not_strict(verify, draft, scores, sampling, keys):
     """`>=` for `>`: a uniform of 0 accepts what is impossible."""
-    least = jnp.where(jnp.isneginf(scores.logits), -100.0, scores.logits)
+    least = jnp.where(jnp.isneginf(scores.logits), -60.0, scores.logits)  # Its exp is no denormal number.
     zero = keys.uniform(0, 0) == 0
     return verify(draft, scores.replace(logits=jnp.where(zero[:, None, None], least, scores.logits)), sampling, keys)
 
