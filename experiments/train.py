@@ -11,9 +11,7 @@ goes on there under the same id, with no step twice. `wandb sync` uploads what w
 
 from __future__ import annotations
 
-import os
 import signal
-from pathlib import Path
 
 import jax
 import ml_collections
@@ -35,8 +33,8 @@ def main(config: ml_collections.ConfigDict) -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes.
     ending: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
-    target = build.target_from_config(config.target)
-    trainer = build.build_training(config, target, Path(os.environ.get("SPECJAX_DATA", "../shared/data")))
+    target = build.placed_target(config)
+    trainer = build.build_training(config, target, _main.data_dir())
     trainer = with_decoding(trainer, config, target, _main.console())
     start = build.params_of(config.init_from, target) if config.init_from else None
     config_dict, workdir = config.to_dict(), _main.workdir()
@@ -46,11 +44,13 @@ def main(config: ml_collections.ConfigDict) -> None:
         wandb_sink(workdir, config_dict, mode=WANDB.value, project=PROJECT.value) as wandb,
     ):
         sinks = (*wandb, *tensorboard_sink(workdir, wanted=TENSORBOARD.value))
-        trainer.run(workdir, config_dict, init=start, sinks=sinks, report=report, stop=lambda: bool(ending))
+        state = trainer.run(workdir, config_dict, init=start, sinks=sinks, report=report, stop=lambda: bool(ending))
+    # The same for all processes, whichever of them was told to end.
+    interrupted = int(state.step) < trainer.config.steps
     if jax.process_index() == 0:
         step = build.export_drafter(config, target, trainer, workdir)
-        print(f"{'interrupted, saved' if ending else 'done'}: {workdir}; drafter/ is step {step}")
-    if ending:
+        print(f"{'interrupted, saved' if interrupted else 'done'}: {workdir}; drafter/ is step {step}")
+    if interrupted:
         raise SystemExit(_main.RESTART)
 
 

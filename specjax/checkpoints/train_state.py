@@ -34,7 +34,12 @@ class Checkpoints:
                     [
                         # Two: the newest may turn out to be damaged.
                         policies.LatestN(2),
-                        policies.BestN(get_metric_fn=lambda m: m[metric], reverse=mode == "min", n=1),
+                        policies.BestN(
+                            get_metric_fn=lambda m: m[metric],
+                            reverse=mode == "min",
+                            n=1,
+                            keep_checkpoints_without_metrics=False,
+                        ),
                     ]
                 ),
                 best_fn=lambda m: m[metric],
@@ -43,14 +48,20 @@ class Checkpoints:
             ),
         )
 
-    def save(self, step: int, state: Any, metrics: dict[str, float]) -> None:
+    def save(self, step: int, state: Any, metrics: dict[str, float] | None) -> None:
         """Begins to save in the background; the state may be donated as soon as this returns.
+
+        Args:
+            step: of the state.
+            state: all of it.
+            metrics: held-out figures; None for a state that was not evaluated, which can be gone on from and is never
+                the best.
 
         Raises:
             ValueError: the metrics lack the one that decides.
             OSError: this or the save before it could not be written, a full disk for one; names the last good step.
         """
-        if self._metric not in metrics:
+        if metrics is not None and self._metric not in metrics:
             raise ValueError(f"a checkpoint needs {self._metric!r} among its metrics; it has {', '.join(metrics)}")
         # Shards that other processes hold can only be written by them; what is all here is copied first.
         here = all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(state))
@@ -171,9 +182,10 @@ def run_params(checkpoints: epath.Path, metric: str, mode: str = "max") -> tuple
     )
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
     with ocp.CheckpointManager(checkpoints, options=options, item_handlers=handler) as manager:
-        scored = {step: dict(manager.metrics(step)) for step in manager.all_steps()}
+        found = {step: manager.metrics(step) for step in manager.all_steps()}
+        scored = {step: dict(metrics) for step, metrics in found.items() if metrics is not None}
         if not scored:
-            raise FileNotFoundError(f"{checkpoints} holds no finished checkpoint: train first")
+            raise FileNotFoundError(f"{checkpoints} holds no finished and evaluated checkpoint: train first")
         sign = 1 if mode == "max" else -1
         best = max(scored, key=lambda step: (sign * scored[step][metric], step))
         # Into arrays of the host: the mesh it was saved from may not be here.

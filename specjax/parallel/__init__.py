@@ -1,5 +1,6 @@
 """Where arrays lie: the device mesh, partition rules, and process start-up. The lowest layer; it knows no model."""
 
+from specjax.parallel.agreement import Agreement
 from specjax.parallel.distributed import PLATFORMS, Process, initialize, require_platform, topology
 from specjax.parallel.mesh import AXES, active_mesh, axis_sizes, describe, make_mesh, row_shards
 from specjax.parallel.own_rows import on_own_rows
@@ -22,6 +23,7 @@ __all__ = [
     "PLATFORMS",
     "PRESETS",
     "ROLES",
+    "Agreement",
     "Placement",
     "Process",
     "Role",

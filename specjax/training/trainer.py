@@ -13,14 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from jax.experimental import multihost_utils
 
 from specjax.checkpoints.rundir import MetricsWriter, RunDirectory, Sink
 from specjax.checkpoints.train_state import Checkpoints
 from specjax.decoding.sampling import check_seed
 from specjax.models import Tap, merge
 from specjax.models.target import Target
-from specjax.parallel import Placement, batch_shardings
+from specjax.parallel import Agreement, Placement, batch_shardings
 from specjax.training import feed
 from specjax.training.data import Batch
 from specjax.training.feed import Source
@@ -217,7 +216,7 @@ class Trainer:
             init: gives the parameters to start from; only called for a fresh run.
             sinks: further places for the metrics, which get them before each checkpoint.
             report: called with step and metrics at every logged step and evaluation.
-            stop: asked after every step (of several processes: at every logged one); True of any saves and ends early.
+            stop: asked after every step; True of any process saves, without an evaluation, and ends early.
 
         Raises:
             ValueError: the directory belongs to another config, target, tokenizer or data.
@@ -331,6 +330,7 @@ class Trainer:
         batches = feed.feed(self.train, c.batch, c.seed, start, c.steps, self.placement)
         pace: Pace | None = None
         mixer = None if self.on_policy is None else Mixer(self.on_policy, run.path / FOLDER, c.seed)
+        agreement = Agreement(None if self.placement is None else self.placement.mesh)
         with contextlib.closing(StepTrace(c.profile, run.profile)) as trace:
             for done, (rows, batch) in enumerate(batches, start + 1):
                 if mixer is not None:
@@ -345,7 +345,8 @@ class Trainer:
                     jax.block_until_ready(metrics)
                     pace = Pace(done, c.steps, *self._flops_and_peak(batch))
                 logging, saving = done % c.log_every == 0, done % c.eval_every == 0
-                ending = done == c.steps or _any_process(stop, asked=logging or saving)
+                finished, interrupted = done == c.steps, agreement.ask(stop())
+                ending = finished or interrupted
                 if not (logging or saving or ending):
                     continue
                 good = guard.check()
@@ -356,8 +357,11 @@ class Trainer:
                     values |= {f"train/{key}": value for key, value in pace.figures(good, batch.tokens.shape).items()}
                     writer.write(last, **values)
                     report(last, values)
-                if saving or ending:
+                if saving or finished:
                     self._save(checkpoints, writer, state, report)
+                elif interrupted:  # What is left of the time is for the checkpoint, not for held-out rows.
+                    writer.flush()
+                    checkpoints.save(done, state, None)
                 pace.resume()
                 if ending:
                     break
@@ -413,10 +417,3 @@ class _Guard:
             self._writer.write(step, **{"train/skipped_rows": rows.tolist()})
         self._seen = []
         return good
-
-
-def _any_process(stop: Callable[[], bool], *, asked: bool) -> bool:
-    """Whether to stop: of several processes they must all know, or some would wait for the others' next step."""
-    if jax.process_count() == 1:
-        return stop()
-    return asked and bool(np.any(multihost_utils.process_allgather(np.asarray(stop()))))

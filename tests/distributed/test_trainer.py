@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from specjax import build
+from specjax.checkpoints import save_target
 from specjax.checkpoints.rundir import RunDirectory
 from specjax.models import merge
 from specjax.parallel import Placement, batch_shardings, make_mesh, row_shards
@@ -84,9 +86,13 @@ def test_losses_of_one_device(preset, one_device, tmp_path):
     assert {x.size // x.addressable_shards[0].data.size for x in moments} == {share}
 
 
-def test_a_run_of_one_mesh_goes_on_with_another(one_device, tmp_path):
+def test_a_run_of_eight_devices_goes_on_with_four(one_device, tmp_path):
     trainer("fsdp", steps=2).run(tmp_path, CONFIG)
-    state = trainer("dp").run(tmp_path, CONFIG)
+    four = Placement(make_mesh(4, devices=jax.devices()[:4]))
+    made = dataclasses.replace(trainer(None), placement=four, tables=four.everywhere({"vocab": common.vocabulary()}))
+    target = dataclasses.replace(made.target, params=four.target_params(made.target.params))
+    state = dataclasses.replace(made, target=target).run(tmp_path, CONFIG)
+    assert jax.tree.leaves(state.params)[0].sharding.device_set == set(jax.devices()[:4])
     for ours, theirs in zip(jax.tree.leaves(state.params), jax.tree.leaves(one_device[1]), strict=True):
         np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-3, atol=1e-5)
 
@@ -100,6 +106,20 @@ def test_accumulation_on_a_mesh(one_device, tmp_path):
     made.run(tmp_path, CONFIG)
     for i, values in losses(tmp_path).items():
         np.testing.assert_allclose(values, one_device[0][i], rtol=1e-5)
+
+
+def test_a_target_is_read_into_its_shards(tmp_path):
+    plain = tiny_target()
+    save_target(plain, tmp_path / "target")
+    config = build.load_config("configs/distill.py", str(tmp_path / "target"))
+    config.mesh.update({"data": 2, "fsdp": 4, "target": "fsdp"})
+    found = build.placed_target(config)
+    places = build.placement_from_config(config, plain).target_shardings(plain.params)
+    for ours, theirs, place in zip(*map(jax.tree.leaves, (found.params, plain.params, places)), strict=True):
+        assert ours.sharding == place
+        np.testing.assert_array_equal(np.asarray(ours), theirs)
+    kernel = found.params["layers"][0]["attn"]["q"]["kernel"]
+    assert kernel.addressable_shards[0].data.size * 4 == kernel.size
 
 
 def work(program: object) -> float:

@@ -93,7 +93,7 @@ def test_four_slices_take_both_kinds_of_rows() -> None:
 
 
 def test_slices_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"tensor=16 cannot be laid over 2 slices: data \* fsdp is"):
+    with pytest.raises(ValueError, match=r"cannot be laid over 2 slices: data \* fsdp is to be a multiple of 2"):
         device_grid((1, 1, 16), slices(2, 2, 4))
     with pytest.raises(ValueError, match="different numbers of devices"):
         device_grid((2, 3, 1), slices(2, 2, 2)[:6])

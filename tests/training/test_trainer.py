@@ -75,6 +75,19 @@ def test_two_and_two_steps_are_four_bit_for_bit(target, tmp_path):
     assert resumed.params["layers"].keys() == {0, 1}
 
 
+def test_an_interrupted_run_is_saved_without_an_evaluation(target, tmp_path):
+    """The time between the signal and the end is short."""
+    whole = trainer(target).run(tmp_path / "whole", CONFIG)
+    seen = []
+    trainer(target).run(tmp_path / "parts", CONFIG, stop=lambda: seen.append(0) or len(seen) == 3)
+    run = RunDirectory(tmp_path / "parts")
+    assert run.checkpointed == 3
+    assert [row["step"] for row in run.metrics() if "held/match" in row] == [0, 2]
+    assert run_params(run.checkpoints, "held/match")[0] in (0, 2)  # what was not evaluated is not the best
+    assert same(whole, trainer(target).run(tmp_path / "parts", CONFIG))
+    assert without_speed(tmp_path / "whole") == without_speed(tmp_path / "parts")
+
+
 def test_an_update_does_not_depend_on_how_its_batch_was_split(target, tmp_path):
     whole = trainer(target, batch=4).run(tmp_path / "whole", CONFIG)
     split = trainer(target, batch=4, accumulate=2).run(tmp_path / "split", CONFIG)
