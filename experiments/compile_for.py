@@ -24,6 +24,7 @@ from rich.table import Table
 
 from experiments import _main
 from experiments._abstract import abstract_target, decode_drafter, ints, objective_of
+from specjax import build
 from specjax.decoding import Loop, Weights, make_sampling
 from specjax.evaluation import results
 from specjax.evaluation.compiled import CompiledProgram, describe_program
@@ -34,7 +35,6 @@ from specjax.parallel.slices import GIB, chip, slice_mesh, with_shardings
 from specjax.training import OptimizerConfig, Trainer, TrainerConfig
 from specjax.training.data import Batch
 from specjax.training.online import online_taps
-from specjax.verification import Greedy
 
 SCHEMA = "specjax.compiled/1"
 TOPOLOGY = flags.DEFINE_string("topology", "v5e:2x4", "slice to compile for: <chip>:<shape>")
@@ -106,8 +106,10 @@ def decode_programs(config: ml_collections.ConfigDict, target: Target, at: Place
     """The loop, and a bare pass over as many tokens with the same weights and cache."""
     batch, buffer = config.decode.batch, config.decode.buffer
     drafter = decode_drafter(config.drafter.to_dict(), target, objective_of(config, target))
-    loop = Loop(target.graph, drafter, Greedy(drafter.depth), target.eos_ids, precision=config.precision)
-    sampling = abstract(make_sampling([0.0] * batch))
+    drawn = make_sampling([config.decode.temperature] * batch)
+    rule = build.make_rule(config.decode.rule or None, drafter, drawn)
+    loop = Loop(target.graph, drafter, rule, target.eos_ids, precision=config.precision)
+    sampling = abstract(drawn)
     fresh = functools.partial(drafter.init_params, jax.random.key(0))
     params, tables = jax.eval_shape(lambda p: fresh(merge(target.graph, p)), target.params)
     weights = Weights(

@@ -62,7 +62,7 @@ def get_config(arg: str = "llama3_8b") -> config_dict.ConfigDict:
 
     # For compile_for and plan_memory: decoding with the head, a chain of the published benchmark's servers.
     config.drafter = {"name": "eagle3", "topology": "chain", "num_nodes": 5}
-    config.decode = {"batch": 8, "buffer": 4096}
+    config.decode = {"batch": 8, "buffer": 4096, "temperature": 0.0, "rule": ""}
     if config.program == "decode":
         config.mesh = {"data": 1, "fsdp": 1, "tensor": -1, "target": "tp", "drafter": "dp"}
     config.memory = {
