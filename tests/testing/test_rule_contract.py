@@ -91,6 +91,7 @@ def test_a_planted_rule_fails(change, says):
         check_rule(planted(change), draws=FEW)
 
 
+@pytest.mark.slow
 @pytest.mark.pitfall("vllm#6038")
 def test_uniforms_that_a_later_step_meets_again_fail():
     """In a single step the rule is sound."""
