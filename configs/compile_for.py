@@ -21,6 +21,7 @@ LOOKUP = {"name": "prompt_lookup", "num_nodes": 4}
 DRAFTERS = {
     "autoregressive": {"name": "autoregressive"},
     "draft_model": {"name": "draft_model", "model": "smollm2", "num_nodes": 5},
+    "draft_tree": {"name": "draft_tree", "model": "smollm2", "branching": (4, 2, 1, 1)},
     "eagle": {"name": "eagle", "num_nodes": 5},
     "eagle2": {"name": "eagle2", "num_nodes": 60, "levels": 6, "top_k": 10},
     "eagle3": {"name": "eagle3", "topology": "tree", "num_nodes": 60, "levels": 8, "top_k": 10},

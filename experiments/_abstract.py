@@ -11,8 +11,8 @@ import ml_collections
 
 from specjax import build
 from specjax.decoding import Drafter
-from specjax.decoding.tree import TreeSpec
-from specjax.drafting import Autoregressive, DraftModel, PromptLookup
+from specjax.decoding.tree import TreeSpec, from_branching
+from specjax.drafting import Autoregressive, DraftModel, DraftTree, PromptLookup
 from specjax.drafting.eagle import EagleChain
 from specjax.drafting.eagle2 import EagleTree
 from specjax.drafting.early_exit import EarlyExit
@@ -123,6 +123,9 @@ def _layer(shape: ModelConfig) -> ModelConfig:
 
 TRAINED: dict[str, Callable[..., Drafter]] = {
     "draft_model": lambda shape, model, **o: DraftModel(published_config(model, shape.dtype), **o),
+    "draft_tree": lambda shape, model, branching, **o: DraftTree(
+        published_config(model, shape.dtype), from_branching(branching), **o
+    ),
     "eagle": lambda shape, **o: EagleChain(EagleConfig(layer=_layer(shape)), **o),
     "eagle2": lambda shape, **o: EagleTree(EagleConfig(layer=_layer(shape)), **o),
     "hydra": lambda shape, num_nodes=4: _heads(Hydra, HydraConfig, shape, num_nodes),

@@ -143,6 +143,7 @@ def test_a_target_that_faults_is_not_certified(target, drafting):
         certify.continuations(target, loop, Weights(broken, drafting.params, drafting.tables), request, **shape)
 
 
+@pytest.mark.slow
 def test_the_law_of_a_target_in_16_bits_is_certified_where_it_is_cut_off(target, drafting):
     rounded = dataclasses.replace(target, params=jax.tree.map(lambda x: x.astype(jax.numpy.bfloat16), target.params))
     request = Request(PROMPT, 2, temperature=0.4, top_k=12, top_p=0.95)

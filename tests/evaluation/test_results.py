@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -42,13 +44,18 @@ def test_results_are_read_back_and_others_refused(tmp_path: Path) -> None:
     assert results.read_results(file)["meta"]["config"] == {"seed": 1}
 
 
-def test_meta_says_where_numbers_come_from() -> None:
+def test_meta_says_where_numbers_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = types.SimpleNamespace(__spec__=types.SimpleNamespace(name="experiments.benchmark"))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--config=configs/quickstart.py", "--config.only=('a b',)"])
     meta = results.describe({}, {})
     assert {"schema", "versions", "machine", "config", "commit", "precision"} <= set(meta)
     assert {"python", "jax", "flax", "specjax"} <= set(meta["versions"])
     assert meta["machine"]["cores"] >= 1 and meta["machine"]["backend"] == "cpu"
     assert meta["peak_memory_bytes"] > 2**20
-    assert meta["command"].startswith("python -m pytest ")
+    assert meta["command"] == (
+        "python -m experiments.benchmark --config=configs/quickstart.py '--config.only=('\"'\"'a b'\"'\"',)'"
+    )
     json.dumps(meta, allow_nan=False)
 
 

@@ -77,9 +77,9 @@ def test_the_verdict_is_the_intervals(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_compared(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="only='step' is no pair of the config; it has feature, "):
+    with pytest.raises(ValueError, match="only='step' is no pair of the config; it has .*feature, "):
         ablate.check(config(tiny, tmp_path, only=("step",)))
-    with pytest.raises(ValueError, match="pair 'tvd' names the cell 'tv'; the config has dynamic_tree"):
+    with pytest.raises(ValueError, match="pair 'tvd' names the cell 'tv'; the config has .*dynamic_tree"):
         ablate.check(config(tiny, tmp_path, **{"pairs.tvd.better": "tv"}))
     with pytest.raises(ValueError, match="cell 'static_tree' decodes with the head of 'dynamic_tree', which is no"):
         ablate.check(config(tiny, tmp_path, **{"cells.static_tree.head": "dynamic_tree"}))

@@ -162,4 +162,4 @@ def test_a_saved_drafter_of_any_method_answers(tmp_path):
     saved = SavedDrafter("eagle3", config, init_feature_layer(config, jax.random.key(0)), tables, ("embed", "head"))
     write_head(tmp_path, saved, target(), OWN)
     drafter = build.load_config("configs/generate.py", str(tmp_path)).drafter
-    assert drafter.to_dict() == {"name": "eagle3", "source": str(tmp_path), "num_nodes": 4}
+    assert drafter.to_dict() == {"name": "eagle3", "source": str(tmp_path), "num_nodes": 2}

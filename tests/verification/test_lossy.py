@@ -66,7 +66,9 @@ def test_lenient_multiplies_q(uniform, accepted, monkeypatch):
     assert accepted or found.next_token != 2  # the residual is the exact rule's
 
 
-@pytest.mark.parametrize("rule", [Typical(2), Threshold(2, bar=0.1), Lenient(2, leniency=0.7)])
+@pytest.mark.parametrize(
+    "rule", [pytest.param(Typical(2), marks=pytest.mark.slow), Threshold(2, bar=0.1), Lenient(2, leniency=0.7)]
+)
 def test_a_g_test_finds_them_out(rule):
     tokens, accepted = draw_sequences(rule, tree_draft("iid"), plain, draws=1 << 14)
     assert accepted > 0.1

@@ -131,7 +131,7 @@ class Tree(Autoregressive):
         ("sequoia", Tree(), SAMPLING, "'sequoia' is not exact for a 'iid' draft at temperature > 0; use 'recursive'"),
         ("sequoia", PromptLookup(3), SAMPLING, "'sequoia' is not exact for a 'fixed' draft.*use 'one_hot'"),
         ("greedy", PromptLookup(3), SAMPLING, "'greedy' is not exact for a 'fixed' draft at temperature > 0"),
-        ("typical", PromptLookup(3), SAMPLING, "rule 'typical' is lossy; use 'one_hot', or, in a row"),
+        ("typical", PromptLookup(3), SAMPLING, "rule 'typical' is lossy; use 'one_hot', or set lossless=False"),
         ("lenient", Tree(), SAMPLING, "rule 'lenient' is lossy; use 'recursive'"),
         ("threshold", Tree(), make_sampling([0.0]), "rule 'threshold' is lossy; use 'greedy'"),
         ("blok", Tree(), SAMPLING, "unknown rule 'blok'; did you mean 'block'"),
