@@ -58,11 +58,6 @@ NAMES = ["draft_model", "prompt_lookup", *STUBS]
 # Lookups, trees of features, Jacobi's window and early exits have their contracts in tests/drafting too.
 ELSEWHERE = ("prompt_lookup", "early_exit", "jacobi_window", "feature_tree")
 SLOWLY = [pytest.param(x, marks=pytest.mark.slow) if x in ELSEWHERE else x for x in NAMES]
-    pytest.param(x, marks=pytest.mark.slow)
-    if x in ("prompt_lookup", "early_exit", "jacobi_window", "feature_tree")
-    else x
-    for x in NAMES
-]
 
 
 @pytest.mark.pitfall("vllm#6038")
