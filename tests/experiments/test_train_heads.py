@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import specjax
@@ -51,6 +52,25 @@ def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert outcome.code == 0, outcome.err
         assert "drafter/ is step" in outcome.out
     return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["medusa", "hydra"])
+def test_calibration_behind_training_counts_the_same(trained: Path, tiny: Path, name: str, tmp_path: Path) -> None:
+    case = [
+        f"--config=configs/calibrate.py:{tiny / 'target'}",
+        f"--config.source={trained / name}",
+        f"--config.to={tmp_path / 'to'}",
+        f"--config.store={trained / 'store' / 'greedy'}",
+        "--config.ranks=3",
+    ]
+    [outcome] = programs.run_all("experiments.calibrate", [case], tmp_path)
+    assert outcome.code == 0, outcome.err
+    target = tiny_target(layers=1, width=16)
+    mine, theirs = (
+        drafters.load_drafter(folder, target).tables["accuracy"] for folder in (tmp_path / "to", trained / name)
+    )
+    np.testing.assert_allclose(mine, theirs, atol=0.03)  # the saved heads are rounded
 
 
 @pytest.mark.slow

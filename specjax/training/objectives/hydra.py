@@ -49,20 +49,26 @@ class Hydra:
     def loss(self, draft_params: Any, tables: Any, target: Decoder, batch: Batch, key: jax.Array | None) -> Loss:
         """See `HeadsLoss`."""
         del key
-        vocab, inputs = tables["vocab"], hidden_states(batch)
+        vocab = tables["vocab"]
         head = jax.lax.stop_gradient(target_head(target.config, split(target)[1], vocab))
         network: HydraHeads = merge(heads_graph(self.config)[0], {**draft_params, "lm_head": {"kernel": head}})
-        read = network.read(jax.lax.stop_gradient(target.embed(jnp.asarray(batch.tokens))))
-        if network.prefix is not None:
-            inputs = network.prefix.full(inputs, jnp.asarray(batch.positions), jnp.asarray(batch.segments))
-        outputs = []
-        for i in range(self.config.num_heads):
-            inputs = jnp.concatenate([inputs, ahead(read, i + 1)], axis=-1)
-            outputs.append(network(i, inputs))
-        x_btkd = jnp.stack(outputs, axis=2)
+        x_btkd = teacher_forced(network, batch, target)
         cap, counts = self.config.final_softcap, tables.get("counts")
         return self.criterion(x_btkd, batch, vocab, head, cap, counts)
 
     def export(self, draft_params: Any, tables: Any, info: Mapping[str, Any]) -> SavedDrafter:
         """See `Objective.export`; the held-out accuracies go with the heads, so that trees can be built from them."""
         return exported("hydra", self.config, self.criterion.ranks, ("embed", "head"), draft_params, tables, info)
+
+
+def teacher_forced(network: HydraHeads, batch: Batch, target: Decoder) -> jax.Array:
+    """What each head gives to the vocabulary product `[B, T, K, d]`, with the text's tokens in front of it."""
+    inputs = hidden_states(batch)
+    read = network.read(jax.lax.stop_gradient(target.embed(jnp.asarray(batch.tokens))))
+    if network.prefix is not None:
+        inputs = network.prefix.full(inputs, jnp.asarray(batch.positions), jnp.asarray(batch.segments))
+    outputs = []
+    for i in range(network.config.num_heads):
+        inputs = jnp.concatenate([inputs, ahead(read, i + 1)], axis=-1)
+        outputs.append(network(i, inputs))
+    return jnp.stack(outputs, axis=2)
