@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,14 +41,45 @@ def at_width(judge: Judge, draft: Draft, cache: KVCache, depth: int) -> tuple[Sc
     if draft.widths is None:
         return judge(draft, cache)
 
-    def branch(width: int) -> Callable[[KVCache], tuple[Scores, Verdict, KVCache]]:
-        def run(cache: KVCache) -> tuple[Scores, Verdict, KVCache]:
+    def branch(width: int) -> Callable[[KVCache], tuple[tuple[Scores, Verdict], KVCache]]:
+        def run(cache: KVCache) -> tuple[tuple[Scores, Verdict], KVCache]:
             scores, verdict, cache = judge(_narrow(draft, width), cache)
-            return _widen(scores, draft.num_nodes + 1), _deepen(verdict, depth), cache
+            return (_widen(scores, draft.num_nodes + 1), _deepen(verdict, depth)), cache
 
         return run
 
-    return jax.lax.switch(draft.widths.choice, [branch(width) for width in draft.widths.sizes], cache)
+    branches = [branch(width) for width in draft.widths.sizes]
+    (scores, verdict), cache = switch_in_place(draft.widths.choice, branches, cache)
+    return scores, verdict, cache
+
+
+def switch_in_place(
+    choice: jax.Array, branches: Sequence[Callable[[Any], tuple[Any, Any]]], carry: Any
+) -> tuple[Any, Any]:
+    """`lax.switch` for branches that change a large carry, a cache, where it lies.
+
+    XLA copies all that goes through a conditional. Here each branch is the body of a loop that runs once or not at all.
+
+    Args:
+        choice: int32 scalar, index into `branches`.
+        branches: carry -> (out, carry); outs and carries of one structure and shapes.
+        carry: what they change.
+
+    Returns:
+        `(out, carry)` of the chosen branch.
+    """
+
+    def once(index: int, found: tuple[Any, Any]) -> tuple[Any, Any]:
+        def body(going: tuple[jax.Array, tuple[Any, Any]]) -> tuple[jax.Array, tuple[Any, Any]]:
+            return jnp.zeros((), bool), branches[index](going[1][1])
+
+        return jax.lax.while_loop(lambda going: going[0], body, (choice == index, found))[1]
+
+    shapes = jax.eval_shape(branches[0], carry)[0]
+    found = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), carry
+    for index in range(len(branches)):
+        found = once(index, found)
+    return found
 
 
 def _narrow(draft: Draft, width: int) -> Draft:

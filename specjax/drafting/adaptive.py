@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding import Context, Draft, Drafter, Keys, Kind, Sampling, Scores, Verdict, draft_passes
-from specjax.decoding.widths import fitting
+from specjax.decoding.widths import fitting, switch_in_place
 from specjax.drafting.any_context import any_context
 from specjax.drafting.draft_model import DraftModel
 from specjax.models import Decoder, KVCache, Tap
@@ -230,11 +230,11 @@ class Adaptive:
         index_b = jnp.where(open_b, jnp.where((best_b == 0) & (state.idle >= state.rest), 1, best_b), 0)
 
         def padded(width: int) -> Any:
-            def run(inner: Any, cache: KVCache) -> tuple[Draft, Any, KVCache]:
+            def run(carry: tuple[Any, KVCache]) -> tuple[Draft, tuple[Any, KVCache]]:
                 if not width:
-                    return _pad(None, whole), inner, cache
-                draft, inner, cache = at(width, inner, cache)
-                return _pad(draft, whole), inner, cache
+                    return _pad(None, whole), carry
+                draft, inner, cache = at(width, *carry)
+                return _pad(draft, whole), (inner, cache)
 
             return run
 
@@ -242,8 +242,11 @@ class Adaptive:
         widest = jnp.int32(1) if free else jnp.max(index_b)
         missed = jnp.where(widest > 0, jnp.max(state.stale), 0)
         inner = self._catch_up(params, tables, target, state.inner, context, missed)
-        branches = [padded(width) for width in (self.widths[-1:] if free else self.widths)]
-        draft, inner, cache = jax.lax.switch(0 if free else widest, branches, inner, cache)
+        if free:
+            draft, (inner, cache) = padded(self.num_nodes)((inner, cache))
+        else:
+            branches = [padded(width) for width in self.widths]
+            draft, (inner, cache) = switch_in_place(widest, branches, (inner, cache))
         if free and getattr(self.inner, "length_follows_match", False):
             long_b = draft.valid.all(1) & (state.idle >= state.rest // MATCH_REST)
             index_b = jnp.where(open_b & long_b, jnp.maximum(index_b, 1), index_b)
