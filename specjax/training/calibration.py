@@ -69,8 +69,10 @@ def _counts(
     """How often the label has each rank `[K, R]`, and positions `[K]`, of a batch."""
     target: Decoder = merge(graph, target_params)
     network: MedusaHeads | HydraHeads = merge(heads_graph(config)[0], params)
-    hydra = isinstance(network, HydraHeads)
-    x_btkd = teacher_forced(network, batch, target) if hydra else network(hidden_states(batch))
+    if isinstance(network, HydraHeads):
+        x_btkd = teacher_forced(network, batch, target)
+    else:
+        x_btkd = network(hidden_states(batch))
     heads = x_btkd.shape[2]
     index, inside = (each_ahead(x, heads) for x in labels(batch, vocab))
     mask = head_masks(batch, heads)
@@ -82,7 +84,7 @@ def _counts(
 
     def chunk(parts: tuple[jax.Array, ...]) -> jax.Array:
         x_ckd, index_ck, known_ck = parts
-        if hydra:
+        if isinstance(network, HydraHeads):
             logits = jnp.stack([network.logits(i, x_ckd[:, i]) for i in range(heads)], axis=1)
         else:
             logits = network.logits(x_ckd)
