@@ -54,7 +54,7 @@ def test_contract(name):
         "recycling": Adaptive(Recycling(num_nodes=5, candidates=3), (0, 5)),
     }
     sub = common.subject(inner[name])
-    contract.check_drafter(sub, Recursive)
+    contract.check_drafter(sub, Recursive, prompt=tuple(i % 5 for i in range(20)))
     # Without an end of text: a look-up needs some text to look up.
     done = contract.check_equals_autoregressive(dataclasses.replace(sub, eos=()), Recursive, common.looping_requests())
     assert sum(c.accepted[1:].sum() for c in done) > 0
