@@ -6,7 +6,7 @@ import argparse
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -16,6 +16,33 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--command", required=True, help="one line, such as 'python -m experiments.train --config=...'")
     made.add_argument("--dry-run", action="store_true", help="print what would be run, and run nothing")
     return made
+
+
+def act(
+    made: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    default: str,
+    actions: Mapping[str, str],
+    commands: Callable[[argparse.Namespace], list[list[str]]],
+) -> None:
+    """Does or prints what the chosen one of a recipe's actions needs.
+
+    Args:
+        made: the recipe's parser.
+        arguments: the command line; None for the process's own.
+        default: what is done where no action is named.
+        actions: the other actions, and what each does.
+        commands: the commands of the options, whose `action` is one of these.
+    """
+    made.set_defaults(action=default)
+    for action, does in actions.items():
+        made.add_argument(f"--{action}", dest="action", action="store_const", const=action, help=does)
+    options = made.parse_args(arguments)
+    try:
+        found = commands(options)
+    except ValueError as error:
+        made.error(str(error))
+    run_all(found, options.dry_run)
 
 
 def check(name: str, command: str) -> None:

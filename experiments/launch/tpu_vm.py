@@ -114,15 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repository", required=True, help="git URL that the hosts clone")
     parser.add_argument("--revision", default="main")
     parser.add_argument("--spot", action="store_true", help="a spot slice: cheaper, may be taken away")
-    parser.set_defaults(action="start")
-    for action, does in ACTIONS.items():
-        parser.add_argument(f"--{action}", dest="action", action="store_const", const=action, help=does)
-    options = parser.parse_args(arguments)
-    try:
-        found = commands(options)
-    except ValueError as error:
-        parser.error(str(error))
-    _recipe.run_all(found, options.dry_run)
+    _recipe.act(parser, arguments, "start", ACTIONS, commands)
 
 
 if __name__ == "__main__":

@@ -56,15 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--image", required=True, help="container image that holds specjax, see the Dockerfile")
     parser.add_argument("--max-restarts", type=int, default=50)
     parser.add_argument("--grace", type=int, default=120, help="seconds between SIGTERM and the end")
-    parser.set_defaults(action="create")
-    for action, does in ACTIONS.items():
-        parser.add_argument(f"--{action}", dest="action", action="store_const", const=action, help=does)
-    options = parser.parse_args(arguments)
-    try:
-        found = commands(options)
-    except ValueError as error:
-        parser.error(str(error))
-    _recipe.run_all(found, options.dry_run)
+    _recipe.act(parser, arguments, "create", ACTIONS, commands)
 
 
 if __name__ == "__main__":
