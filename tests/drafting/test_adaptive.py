@@ -51,7 +51,7 @@ def test_contract(name):
     inner = {
         "prompt_lookup": LOOKUP,
         "early_exit": Adaptive(EarlyExit(1, num_nodes=3, min_confidence=0.3), (0, 1, 3), probe_every=2),
-        "recycling": Adaptive(Recycling(num_nodes=5, candidates=3), (0, 5)),
+        "recycling": Adaptive(Recycling(num_nodes=5, candidates=3), (0, 5), draft_cost=0.0),
     }
     sub = common.subject(inner[name])
     contract.check_drafter(sub, Recursive, prompt=tuple(i % 5 for i in range(20)))
