@@ -40,6 +40,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.only = ()
     config.seed = 0
     config.layout = "packed"
+    config.mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "fsdp_tp", "drafter": "dp"}  # -1: the other devices
     config.precision = "float32"
     config.near_tie_bound = 0.0  # 0: from dtype and precision
     return config

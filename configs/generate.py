@@ -47,5 +47,6 @@ def get_config(arg: str = DRAFT) -> config_dict.ConfigDict:
     config.stop = ()  # strings that end the answer
     config.seed = 0
     config.layout = "packed"  # for few rows on a CPU; `plain` on accelerators
+    config.mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "fsdp_tp", "drafter": "dp"}  # -1: the other devices
     config.precision = "float32"
     return config

@@ -3,18 +3,21 @@
     python -m experiments.benchmark --config=configs/quickstart.py
 
 Arguments, separated by commas:
-    full   every shipped prompt, every method that needs no training of yours, draft lengths 1 to 6 of the first three,
-           greedy and T = 1 (some hours on a small machine; resumable)
-    quick  2 prompts, 16 tokens: whether it works at all
+    full     every shipped prompt, every method that needs no training of yours, draft lengths 1 to 6 of three
+             (an hour or two on a small machine; a run that was interrupted goes on)
+    sampled  temperature 1 in place of greedy
+    quick    2 prompts, 16 tokens: whether it works at all
 """
 
 from ml_collections import config_dict
 
-# Zoo entries, or paths of trained drafters, that the rows `draft` and `eagle3` measure; empty leaves a row out.
+# Zoo entries, or paths of trained drafters, that the rows of these names measure; empty leaves a row out.
 DRAFT = "smollm2-135m-distilled"
 EAGLE3 = "smollm2-135m-eagle3"
+HYDRA = "smollm2-135m-hydra"
+MEDUSA = "smollm2-135m-medusa"
 
-ARGUMENTS = ("full", "quick")
+ARGUMENTS = ("full", "sampled", "quick")
 
 
 def get_config(arg: str | None = None) -> config_dict.ConfigDict:
@@ -37,7 +40,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.long_prompts = "error"  # or skip, which counts them
     config.max_new_tokens = 16 if quick else 64
 
-    config.temperatures = (0.0, 1.0) if full and not quick else (0.0,)
+    config.temperatures = (1.0,) if "sampled" in arguments else (0.0,)
     config.top_k = 0
     config.top_p = 1.0
     config.min_p = 0.0
@@ -64,6 +67,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
             "num_nodes": (1, 2, 3, 4) if sweep else (2,),
             "rule": "",
         },
+        "hydra": {"name": "hydra", "source": HYDRA, "tree": "chain", "nodes": 2, "rule": ""},
         "prompt_lookup": {
             "name": "prompt_lookup",
             "num_nodes": (2, 3, 4, 6) if sweep else (3,),
@@ -79,6 +83,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.batch = 1
     config.repeats = 1 if full or quick else 2
     config.layout = "packed"  # for few rows on a CPU; `plain` on accelerators
+    config.mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "fsdp_tp", "drafter": "dp"}  # -1: the other devices
     config.precision = "float32"
     config.near_tie_bound = 0.0  # 0: from dtype and precision
     config.loop_threshold = 0.4
@@ -92,6 +97,9 @@ def others() -> dict[str, dict]:
     members = (draft | {"num_nodes": 2}, lookup)
     rows = {
         "draft_tree": {"name": "draft_tree", "source": DRAFT, "branching": (2, 1, 1)},
+        "medusa": {"name": "medusa", "source": MEDUSA, "tree": "chain", "nodes": 2},
+        "medusa_tree": {"name": "medusa", "source": MEDUSA, "tree": "calibrated", "nodes": 7},
+        "hydra_tree": {"name": "hydra", "source": HYDRA, "tree": "calibrated", "nodes": 7},
         "suffix": {"name": "suffix", "num_nodes": 4},
         "recycling": {"name": "recycling", "num_nodes": 8},
         "lookahead": {"name": "lookahead", "window": 3, "ngram": 3, "guesses": 3},

@@ -60,6 +60,7 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.batch = 1
     config.repeats = 1
     config.layout = "packed"
+    config.mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "fsdp_tp", "drafter": "dp"}  # -1: the other devices
     config.precision = "float32"
     config.near_tie_bound = 0.0
     config.loop_threshold = 0.4

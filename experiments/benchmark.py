@@ -41,7 +41,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     results.check_writable(workdir)
     for label in lineup.left_out:
         console.print(f"row {label!r} is left out: set --config.rows.{label}.source to measure it", style="yellow")
-    target = build.target_from_config(config.target)
+    target = build.placed_target(config)
     bound = rounding_bound(target.config.dtype, config.precision, config.near_tie_bound)
     contenders = build.contenders(lineup, target)
     journal = Journal(workdir / "measured", _about(config, prompts, contenders)) if settings.batch == 1 else None

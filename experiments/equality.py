@@ -39,7 +39,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     results.check_writable(workdir)
     for label in lineup.left_out:
         console.print(f"row {label!r} is left out: set --config.rows.{label}.source to compare it", style="yellow")
-    target = build.target_from_config(config.target)
+    target = build.placed_target(config)
     contenders = build.contenders(lineup, target)
     baseline = next((c for c in contenders if c.info.is_baseline), None)
     if not isinstance(baseline, LoopContender):

@@ -38,6 +38,7 @@ from specjax.decoding import (
 )
 from specjax.evaluation.conversations import encode, stop_tokens
 from specjax.models import Target
+from specjax.parallel import on_mesh_of
 
 flags.DEFINE_string("prompt", None, "the user's turn; standard input where it is not given")
 DRAFTED = "green"
@@ -65,7 +66,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     asked, rule_options = sampling_request(config), _main.pairs("rule_options", config.rule_options)
     sampling = request_sampling([asked])
 
-    target = build.target_from_config(config.target)
+    target = build.placed_target(config)
     drafting = build.drafter_from_config(config.drafter, target)
     loop, weights = build.make_loop(
         target,
@@ -135,7 +136,8 @@ def read_prompt(given: str | None) -> str:
 def warm_up(loop: Loop, weights: Weights, request: Request, target: Target, seed: int) -> None:
     """Compiles both programs, so that the stream that follows is timed without it."""
     state = prefill(loop, weights, [request], context=target.context, seed=seed)
-    jax.block_until_ready(loop.step(weights, state))
+    with on_mesh_of(weights.target):
+        jax.block_until_ready(loop.step(weights, state))
 
 
 def stream(

@@ -32,7 +32,7 @@ from specjax.evaluation.contenders import Contender
 from specjax.evaluation.lineup import Lineup, enlist
 from specjax.models import Target, pack
 from specjax.models.tokenizer import Tokenizer
-from specjax.parallel import AXES, PRESETS, Placement, make_mesh
+from specjax.parallel import describe, make_placement
 from specjax.training import (
     Document,
     HiddenStates,
@@ -75,7 +75,7 @@ def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
             raise ValueError(f"{field}={size!r} of drafter {name!r}; expected a whole number")
     if (nodes := int(made.drafter.num_nodes)) > MAX_NODES:
         raise ValueError(f"num_nodes={nodes} of drafter {name!r}; expected at most {MAX_NODES}")
-    return made
+    return made.placed(target.placement)
 
 
 def default_rule(drafter: Drafter, sampling: Sampling) -> str:
@@ -152,8 +152,7 @@ def make_loop(
     """
     if precision not in ("float32", "default"):
         raise ValueError(f"precision={precision!r}; expected 'float32' or 'default'")
-    if layout not in ("plain", "packed"):
-        raise ValueError(f"layout={layout!r}; expected 'plain' or 'packed'")
+    check_layout(layout, target)
     loop = Loop(
         graph=target.graph,
         drafter=drafting.drafter,
@@ -163,6 +162,21 @@ def make_loop(
     )
     lay = pack if layout == "packed" else (lambda tree: tree)
     return loop, Weights(lay(target.params), lay(drafting.params), drafting.tables)
+
+
+def check_layout(layout: str, target: Target) -> None:
+    """Checks a layout of the weights.
+
+    Raises:
+        ValueError: it is unknown, or does not go with where the target lies.
+    """
+    if layout not in ("plain", "packed"):
+        raise ValueError(f"layout={layout!r}; expected 'plain' or 'packed'")
+    if layout == "packed" and target.placement is not None:
+        raise ValueError(
+            "layout='packed' is for one CPU device, and the target lies on a mesh of "
+            f"{describe(target.placement.mesh)}; use layout='plain'"
+        )
 
 
 def drafter_from_config(config: ml_collections.ConfigDict, target: Target) -> Drafting:
@@ -178,48 +192,12 @@ def target_from_config(config: ml_collections.ConfigDict) -> Target:
 
 
 def placed_target(config: ml_collections.ConfigDict) -> Target:
-    """`config.target` with its parameters where `config.mesh` puts them, read straight into their shards."""
-
-    def shardings(target: Target) -> Any:
-        placement = placement_from_config(config, target)
-        return None if placement is None else placement.target_shardings(target.params)
-
-    dtype = config.target.get("dtype", "float32")
-    return checkpoints.load_target(config.target.source, dtype=dtype, shardings=shardings)
+    """`config.target` with its parameters where `config.mesh`, if there is one, puts them: read into their shards."""
+    mesh = config.mesh.to_dict() if "mesh" in config else None
+    return checkpoints.load_target(config.target.source, dtype=config.target.get("dtype", "float32"), mesh=mesh)
 
 
 # ---- Training ----
-
-
-def placement_from_config(config: ml_collections.ConfigDict, target: Target) -> Placement | None:
-    """Where `config.mesh` puts arrays; None for a mesh of one device, which needs no placing.
-
-    Raises:
-        ValueError: an unknown axis or preset, or sizes that do not fit the devices.
-    """
-    if unknown := [name for name in config.mesh if name not in (*AXES, "target", "drafter")]:
-        raise ValueError(
-            f"config.mesh.{unknown[0]}={config.mesh[unknown[0]]!r}: a mesh has no such axis; expected sizes of "
-            f"{', '.join(AXES)}, and the presets target and drafter"
-        )
-    sizes = {axis: config.mesh[axis] for axis in AXES}
-    for preset in (config.mesh.target, config.mesh.drafter):
-        lookup(PRESETS, preset, "sharding preset")
-    if set(sizes.values()) == {1} and jax.process_count() > 1:
-        raise ValueError(
-            f"config.mesh is of one device, and this is a run of {jax.process_count()} processes, which would each "
-            "train alone: spread it, for instance with --config.mesh.data=-1"
-        )
-    if set(sizes.values()) == {1} or (jax.device_count() == 1 and set(sizes.values()) <= {1, -1}):
-        return None
-    return Placement(make_mesh(**sizes), config.mesh.target, config.mesh.drafter, target.config.head_dim)
-
-
-def place_target(target: Target, placement: Placement | None) -> Target:
-    """The target with its parameters on the mesh."""
-    if placement is None:
-        return target
-    return dataclasses.replace(target, params=placement.target_params(target.params))
 
 
 def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: Path | epath.Path) -> Trainer:
@@ -258,12 +236,17 @@ def build_training(config: ml_collections.ConfigDict, target: Target, data_dir: 
                 for k, t in {"greedy": 0.0, "sampled": 1.0}.items()
             }
         vocab = draft_vocabulary(data_dir / data.text, target, options["draft_vocab"])
-    placement = placement_from_config(config, target)
+    placement = make_placement(config.mesh.to_dict(), target.config.head_dim)
+    if placement is None and jax.process_count() > 1:
+        raise ValueError(
+            f"config.mesh is of one device, and this is a run of {jax.process_count()} processes, which would each "
+            "train alone: spread it, for instance with --config.mesh.data=-1"
+        )
     tables = {"vocab": vocab}
     on_policy = data.get("on_policy")
     writer = on_policy_from_config(data, objective, target, data_dir) if on_policy and on_policy.share else None
     return Trainer(
-        target=place_target(target, placement),
+        target=target.placed(placement),
         objective=objective,
         tables=tables if placement is None else placement.everywhere(tables),
         optimizer=OptimizerConfig(**config.optimizer.to_dict()),
@@ -415,6 +398,7 @@ __all__ = [
     "Drafting",
     "best_params",
     "build_training",
+    "check_layout",
     "config_module",
     "contenders",
     "dataset_from_config",
@@ -429,9 +413,7 @@ __all__ = [
     "make_rule",
     "override",
     "params_of",
-    "place_target",
     "placed_target",
-    "placement_from_config",
     "regeneration_loop",
     "settings_from_config",
     "store_parts",

@@ -4,7 +4,6 @@ import json
 import warnings
 
 import pytest
-from ml_collections import ConfigDict
 
 import specjax
 from specjax import build
@@ -111,11 +110,3 @@ def test_an_ensemble_takes_members_of_ones_own(target):
     assert made.drafter.num_nodes == 4
     with pytest.raises(ValueError, match="member 1 of the ensemble, drafter 'nowhere:x': .*cannot be imported"):
         build.make_drafter("ensemble_union", target, members=[{"name": "prompt_lookup"}, {"name": "nowhere:x"}])
-
-
-def test_an_axis_that_no_mesh_has_is_named(target):
-    """In a file of one's own nothing else looks at it."""
-    mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "dp", "drafter": "dp"}
-    with pytest.raises(ValueError, match="config.mesh.model=4: a mesh has no such axis; .* data, fsdp, tensor"):
-        build.placement_from_config(ConfigDict({"mesh": mesh | {"model": 4}}), target)
-    assert build.placement_from_config(ConfigDict({"mesh": mesh}), target) is None

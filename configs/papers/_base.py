@@ -16,6 +16,8 @@ MT_BENCH = "mt_bench:$SPECJAX_DATA/mt_bench/question.jsonl"
 HUMANEVAL = "humaneval:$SPECJAX_DATA/humaneval/HumanEval.jsonl.gz"
 PLAIN = {"autoregressive": {"name": "autoregressive"}}
 
+MESH = {"data": 1, "fsdp": 1, "tensor": 1, "target": "fsdp_tp", "drafter": "dp"}
+
 VICUNA = "vicuna"  # its tokenizers have no chat template
 
 Rows = Mapping[str, Mapping[str, Any]]
@@ -60,6 +62,7 @@ def published(target: str, rows: Rows, numbers: Any, **changes: Any) -> config_d
         "template": VICUNA if "vicuna" in target else "chat",
         "temperatures": (0.0,),
         "layout": "plain",
+        "mesh": MESH | {"tensor": -1},
         "precision": "default",
     }
     return _benchmark({"source": target, "dtype": "bfloat16"}, rows, numbers, fields | changes)
@@ -78,6 +81,7 @@ def small(rows: Rows, numbers: Any, **changes: Any) -> config_dict.ConfigDict:
         "template": "chat",
         "temperatures": (0.0,),
         "layout": "packed",
+        "mesh": MESH,
         "precision": "float32",
     }
     return _benchmark({"source": SMOLLM2, "dtype": "float32"}, rows, numbers, fields | changes)

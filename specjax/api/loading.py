@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,15 @@ from specjax.checkpoints import drafters
 from specjax.models import Target
 
 
-def load_target(source: str | Path, *, dtype: str = "float32", cache_dir: str | Path | None = None) -> Target:
-    """Loads a model: see `specjax.checkpoints.load_target`."""
-    return checkpoints.load_target(source, dtype=dtype, cache_dir=cache_dir)
+def load_target(
+    source: str | Path,
+    *,
+    dtype: str = "float32",
+    cache_dir: str | Path | None = None,
+    mesh: Mapping[str, Any] | None = None,
+) -> Target:
+    """Loads a model, over several devices where `mesh` says so: see `specjax.checkpoints.load_target`."""
+    return checkpoints.load_target(source, dtype=dtype, cache_dir=cache_dir, mesh=mesh)
 
 
 def load_drafter(name: str, target: Target, **options: Any) -> Drafting:

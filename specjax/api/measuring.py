@@ -88,7 +88,7 @@ def benchmark(
     made = {plain.name: plain, **several}
     asked = {"rule": rule or "", "rule_options": rule_options, "lossless": False}
     rows = {label: {"name": label, **(asked if label in several else {})} for label in made}
-    layout = usual_layout()
+    layout = usual_layout(target)
     lineup = Lineup(
         rows,
         temperatures=(temperature,),

@@ -15,7 +15,6 @@ from specjax.decoding import Loop, Sampling, Weights
 from specjax.evaluation.conversations import Message, as_messages, encode
 from specjax.models import Target, pack
 
-LAYOUTS = ("packed", "plain")
 _PACKED: weakref.WeakKeyDictionary[Target | Drafting, Any] = weakref.WeakKeyDictionary()
 
 
@@ -33,9 +32,9 @@ def token_ids(target: Target, prompt: str | Sequence[Message]) -> tuple[int, ...
     return encode(target, as_messages(prompt))
 
 
-def usual_layout() -> str:
+def usual_layout(target: Target) -> str:
     """Of the weights: for few rows on a CPU they are packed."""
-    return "packed" if jax.default_backend() == "cpu" else "plain"
+    return "packed" if jax.default_backend() == "cpu" and target.placement is None else "plain"
 
 
 def make_program(
@@ -66,9 +65,8 @@ def make_program(
     """
     if not isinstance(drafting, Drafting):
         raise ValueError(f"the drafter is {drafting!r}; expected what load_drafter returns")
-    layout = layout or usual_layout()
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout={layout!r}; expected one of {', '.join(LAYOUTS)}")
+    layout = layout or usual_layout(target)
+    build.check_layout(layout, target)
     options: dict[str, Any] = {"rule_options": rule_options, "lossless": lossless, "precision": precision}
     loop, weights = build.make_loop(target, drafting, sampling, rule=rule, **options)
     if layout == "plain":

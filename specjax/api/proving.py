@@ -113,7 +113,7 @@ def certify(
     sampled = [dataclasses.replace(text, max_new_tokens=2, **warps) for text in texts]
     check_requests(texts, target.context, target.config.vocab_size)
     subject = _subject(
-        target, drafting, rule, rule_options or {}, texts[0], sampled[0], layout or usual_layout(), precision
+        target, drafting, rule, rule_options or {}, texts[0], sampled[0], layout or usual_layout(target), precision
     )
     options: dict[str, Any] = {"tv": tv, "draws": draws or None, "rows": rows or _rows(subject), "seed": seed}
     file = None if path is None else epath.Path(path)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
@@ -16,6 +15,7 @@ from specjax.models.config import ModelConfig
 from specjax.models.families import config_from_hf, config_to_hf
 from specjax.models.target import Target, config_hash
 from specjax.models.tokenizer import Tokenizer
+from specjax.parallel import make_placement
 
 
 def from_directory(
@@ -23,7 +23,7 @@ def from_directory(
     *,
     dtype: str = "float32",
     name: str | None = None,
-    shardings: Callable[[Target], Any] | None = None,
+    mesh: Mapping[str, Any] | None = None,
 ) -> Target:
     """Loads a Hugging Face directory, local or `gs://`; arguments and errors as for `load_target`."""
     directory = epath.Path(directory)
@@ -36,19 +36,20 @@ def from_directory(
     config = config_from_hf(hf, dtype)
     tensors = open_directory(directory)
     tokenizer = Tokenizer.from_directory(directory)
+    placement = make_placement(mesh or {}, config.head_dim)
     static, shapes = graph(config)
-    target = Target(
+    places = None if placement is None else placement.target_shardings(shapes)
+    return Target(
         config=config,
         graph=static,
-        params=shapes,
+        params=names.load_params(config, tensors, places),
         tokenizer=tokenizer,
         name=name or str(directory),
         config_hash=config_hash(config),
         eos_ids=tokenizer.eos_ids,
         context=config.max_position,
+        placement=placement,
     )
-    places = None if shardings is None else shardings(target)
-    return dataclasses.replace(target, params=names.load_params(config, tensors, places))
 
 
 def save_target(target: Target, directory: epath.PathLike) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from specjax.checkpoints import gguf, llama2c
 from specjax.checkpoints.directory import from_directory
 from specjax.models.families import check_dtype
 from specjax.models.target import Target
+from specjax.parallel import make_placement
 
 CACHE = "~/.cache/specjax"
 # Part of every cache key: raise it when the conversion changes.
@@ -74,7 +75,7 @@ def load_target(
     *,
     dtype: str = "float32",
     cache_dir: str | Path | None = None,
-    shardings: Callable[[Target], Any] | None = None,
+    mesh: Mapping[str, Any] | None = None,
 ) -> Target:
     """Loads a model, its tokenizer and its chat template.
 
@@ -84,17 +85,20 @@ def load_target(
             `llama2c:<file.bin>` with its tokenizer beside it.
         dtype: of the parameters and the residual stream: `float32`, `bfloat16` or `float16`.
         cache_dir: where fetched and converted models are kept; `~/.cache/specjax` by default.
-        shardings: given the target with the shapes of its parameters, where each of them lies (None for the default
-            device); every process then reads its own parts alone.
+        mesh: how the model lies on all devices, of all processes: sizes of the axes `data`, `fsdp` and `tensor`, and
+            how `target` and `drafter` are split (see `specjax.parallel.make_placement`), such as {"tensor": 8,
+            "target": "tp"}. Every process reads its own parts alone. None for the default device.
 
     Raises:
         FileNotFoundError: there is no such model.
-        ValueError: it is damaged, unsupported, or its tensors do not fit its config (all misfits in one message).
+        ValueError: it is damaged, unsupported, or its tensors do not fit its config (all misfits in one message), or
+            the mesh.
         ConnectionError: it is not at hand, and there is no network.
         PermissionError: its repository is gated, and there is no valid token.
     """
-    check_dtype(dtype)  # Before anything is fetched.
-    return from_directory(locate(source, cache_dir), dtype=dtype, name=str(source), shardings=shardings)
+    check_dtype(dtype)  # Both before anything is fetched.
+    make_placement(mesh or {}, None)
+    return from_directory(locate(source, cache_dir), dtype=dtype, name=str(source), mesh=mesh)
 
 
 def published_name(source: str) -> str:

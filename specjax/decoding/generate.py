@@ -17,6 +17,7 @@ from specjax.decoding.loop import Loop, Weights
 from specjax.decoding.sampling import Sampling, make_sampling, request_keys
 from specjax.decoding.state import DecodeState, insert_row
 from specjax.decoding.termination import FINISH_NAMES, STOP_SEQUENCE, check_stops, stop_array
+from specjax.parallel import on_mesh_of, to_host, whole_shares
 
 BUCKET = 128  # Token buffers are whole multiples of this, so that few programs are compiled.
 REFILL_STEPS = 1 << 30
@@ -226,15 +227,16 @@ def _prefill(
     tokens = np.zeros((len(requests), buffer), np.int32)
     for row, request in zip(tokens, requests, strict=True):
         row[: len(request.prompt)] = request.prompt
-    return loop.prefill(
-        weights,
-        jnp.asarray(tokens),
-        jnp.asarray([len(r.prompt) for r in requests], jnp.int32),
-        jnp.asarray([_limit(r, context) for r in requests], jnp.int32),
-        options.sampling,
-        keys,
-        options.stops,
-    )
+    with on_mesh_of(weights.target):
+        return loop.prefill(
+            weights,
+            jnp.asarray(tokens),
+            jnp.asarray([len(r.prompt) for r in requests], jnp.int32),
+            jnp.asarray([_limit(r, context) for r in requests], jnp.int32),
+            options.sampling,
+            keys,
+            options.stops,
+        )
 
 
 def generate(
@@ -261,7 +263,8 @@ def generate(
         context: longest sequence the target allows.
         vocab: ids below this are valid.
         seed: with each request's id, fixes every random choice; or one a request.
-        batch: rows that run together, at least 1; fewer where there are fewer requests.
+        batch: rows that run together, at least 1; fewer where there are fewer requests, and on a mesh rounded up to
+            what its devices divide.
         buffer: token buffer L; what these requests need by default.
         ends: a request's index and its tokens so far to how many of them are its text, once that ends among them. Asked
             on the host after every step, which then waits for it.
@@ -279,7 +282,8 @@ def generate(
     earlier: dict[int, Completion] = {}  # requests whose ends the host looks for, one step ago
     keys = np.asarray(request_keys(seed, [r.id for r in requests]))
     waiting = list(range(len(requests)))
-    owners = [waiting.pop(0) for _ in range(min(batch, len(waiting)))]
+    owners = [waiting.pop(0) for _ in range(min(whole_shares(batch, weights.target), len(waiting)))]
+    spare = whole_shares(len(owners), weights.target) - len(owners)  # rows that run along and are not looked at
     # One set of statics and shapes for all, so that a refill keeps the program.
     options = _Options.of(requests)
 
@@ -287,10 +291,10 @@ def generate(
         group = [requests[i] for i in chosen]
         return _prefill(loop, weights, group, options.rows(chosen), context, jnp.asarray(keys[chosen]), buffer)
 
-    state = start(owners)
+    state = start(owners + owners[-1:] * spare)
     live = dict(enumerate(owners))
     while live:
-        finished = np.asarray(state.done)
+        finished = to_host(state.done)
         for row, index in list(live.items()):
             if not finished[row] and ends is None:
                 continue
@@ -304,9 +308,11 @@ def generate(
                 del live[row]
                 continue
             live[row] = waiting.pop(0)
-            state = _insert(state, jnp.int32(row), start([live[row]]))
-        if live and not any(np.asarray(state.done)[r] for r in live):
-            state = _run(loop, weights, state, REFILL_STEPS if ends is None else 1, live, watch)
+            with on_mesh_of(weights.target):
+                state = _insert(state, jnp.int32(row), start([live[row]]))
+        if live and not any(to_host(state.done)[r] for r in live):
+            with on_mesh_of(weights.target):
+                state = _run(loop, weights, state, REFILL_STEPS if ends is None else 1, live, watch)
     completions = [done[i] for i in range(len(requests))]
     for i, completion in enumerate(completions):
         check_fault(completion, f"request {i}")
@@ -325,14 +331,14 @@ def _run(
     if watch is None:
         return loop.run(weights, state, steps, stop="any_done")
     # Copies: the state is donated.
-    before = [np.array(x) for x in jax.block_until_ready((state.statistics.steps, state.statistics.emitted))]
+    before = to_host((state.statistics.steps, state.statistics.emitted))
     jax.block_until_ready(state)
     start = time.perf_counter()
     state = jax.block_until_ready(loop.run(weights, state, steps, stop="any_done"))
     seconds = time.perf_counter() - start
     ran, emitted = (
-        np.array(x)[list(live)] - b[list(live)]
-        for x, b in zip((state.statistics.steps, state.statistics.emitted), before, strict=True)
+        after[list(live)] - b[list(live)]
+        for after, b in zip(to_host((state.statistics.steps, state.statistics.emitted)), before, strict=True)
     )
     watch(Segment(seconds, max(int(ran.max()), 1), len(live), int(emitted.sum())))
     return state
@@ -391,18 +397,18 @@ def end_text(before: Completion | None, after: Completion, count: int) -> Comple
 def read_row(state: DecodeState, row: int) -> Completion:
     """One row's completion, copied to the host."""
     # Whole arrays: slicing them on the device would compile a program for every length.
-    start, stop = int(np.array(state.prompt_length)[row]), int(np.array(state.length)[row])
-    stats = jax.tree.map(lambda x: np.array(x)[row], state.statistics)
+    fields = state.tokens, state.prompt_length, state.length, state.finish, state.fault, state.statistics
+    tokens, start, stop, finish, fault, stats = jax.tree.map(lambda x: x[row], to_host(fields))
     return Completion(
-        tokens=tuple(np.array(state.tokens)[row, start:stop].tolist()),
-        finish=FINISH_NAMES[int(np.array(state.finish)[row])],
+        tokens=tuple(tokens[start:stop].tolist()),
+        finish=FINISH_NAMES[int(finish)],
         steps=int(stats.steps),
         emitted=int(stats.emitted),
         accepted=stats.accepted,
         reached=stats.reached,
         overlap=stats.overlap,
-        prompt_length=start,
-        fault=int(np.array(state.fault)[row]),
+        prompt_length=int(start),
+        fault=int(fault),
     )
 
 

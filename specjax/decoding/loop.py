@@ -21,7 +21,7 @@ from specjax.decoding.termination import FAULT, RUNNING, cut, find_stops
 from specjax.decoding.widths import at_width
 from specjax.models import Decoder, KVCache, compact, init_cache, merge
 from specjax.models.attention import causal_view
-from specjax.parallel import spread_rows
+from specjax.parallel import on_mesh_of, spread_rows, to_host
 
 StopWhen = Literal["all_done", "any_done"]
 
@@ -121,8 +121,9 @@ class Loop:
     def stream(self, weights: Weights, state: DecodeState) -> Iterator[DecodeState]:
         """Yields the state after each step until all rows are done; each yielded state is consumed by the next."""
         yield state
-        while not bool(jnp.all(state.done)):
-            state = self.step(weights, state)
+        while not to_host(state.done).all():
+            with on_mesh_of(weights.target):
+                state = self.step(weights, state)
             yield state
 
     @partial(jax.jit, static_argnames=("self",))

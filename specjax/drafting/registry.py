@@ -45,6 +45,7 @@ from specjax.drafting.text_store import index_texts, load_store
 from specjax.drafting.token_map import map_tokens
 from specjax.models import ModelConfig, Target, merge
 from specjax.models.config import check_exit_layer
+from specjax.parallel import Placement
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,6 +68,13 @@ class Drafting:
     def param_bytes(self) -> int:
         """Bytes of parameters and tables that the drafter adds to the target."""
         return sum(x.nbytes for x in jax.tree.leaves((self.params, self.tables)))
+
+    def placed(self, placement: Placement | None) -> Drafting:
+        """The same drafter with its arrays there; as it is where `placement` is None."""
+        if placement is None:
+            return self
+        params, tables = placement.drafter_params(self.params), placement.everywhere(self.tables)
+        return dataclasses.replace(self, params=params, tables=tables)
 
 
 def _autoregressive(target: Target, num_nodes: int = 0) -> Drafting:

@@ -24,6 +24,7 @@ from specjax.decoding import Completion, DecodeState, Loop, Request, Weights
 from specjax.evaluation.next_law import at_edge, compare_texts, make_cells, processed_logits, warped
 from specjax.evaluation.teacher import Teacher
 from specjax.models import Target
+from specjax.parallel import on_mesh_of, to_host, whole_shares
 
 FOREVER = 1 << 30
 BATCH = 8  # greedy texts that run together
@@ -92,7 +93,7 @@ def continuations(
         request: prompt and sampling parameters; its budget is not used.
         tokens: T, length of a continuation.
         draws: how many; rounded up to whole batches.
-        rows: continuations in a batch.
+        rows: continuations in a batch; on a mesh rounded up to what its devices divide.
         seed: of all of them; the draw i has request id i.
         buffer: token buffer L; what the request needs by default.
 
@@ -127,17 +128,20 @@ def continue_many(
     Raises:
         FloatingPointError: the target's logits are NaN or infinite.
     """
+    rows = whole_shares(rows, weights.target)
     ends = int(state.length[0])
     parts, accepted, steps = [], 0, 0
     for first in range(0, draws, rows):
-        new, kept, taken, fault = _continue(loop, weights, state, jax.random.key(seed), jnp.int32(first), rows, tokens)
+        with on_mesh_of(weights.target):
+            found = _continue(loop, weights, state, jax.random.key(seed), jnp.int32(first), rows, tokens)
+        new, kept, taken, fault = to_host(found)
         if fault >= 0:
             raise FloatingPointError(
                 f"a continuation of the prompt: the logits are NaN or infinite at position {fault}"
             )
-        parts.append(np.asarray(new))
+        parts.append(new)
         accepted, steps = accepted + int(kept), steps + int(taken)
-    prompt = np.asarray(state.tokens)[0, :ends].tolist()
+    prompt = to_host(state.tokens)[0, :ends].tolist()
     return Continuations(tuple(prompt), np.concatenate(parts), accepted / max(1, steps))
 
 

@@ -29,6 +29,7 @@ from specjax.decoding import (
 from specjax.decoding import generate as generate_all
 from specjax.evaluation.compilations import compilations
 from specjax.models import merge
+from specjax.parallel import beside, on_mesh_of, to_host
 
 UNTIL_DONE = 1 << 30
 
@@ -243,7 +244,7 @@ class LoopContender:
         """Prefill, then the loop without a transfer; both timed to the last byte of their result."""
         arguments = self._arguments([request])
         start = time.perf_counter()
-        state = jax.block_until_ready(self.loop.prefill(self.weights, *arguments))
+        state = jax.block_until_ready(self._prefill(arguments))
         prefilled = time.perf_counter()
         state = jax.block_until_ready(self.run(state, self._forever))
         end = time.perf_counter()
@@ -275,8 +276,8 @@ class LoopContender:
         """The completion's tokens, each with whether the draft had it: the same program, one step at a time."""
         state = self.prefill(request)
         tokens = [(t, False) for t in read_row(state, 0).tokens]
-        while not np.asarray(state.done).all():
-            before = np.array(state.statistics.accepted[0])
+        while not to_host(state.done).all():
+            before = to_host(state.statistics.accepted)[0]
             state = self.run(state, self._once)
             after = read_row(state, 0)
             accepted = int(np.argmax(after.accepted - before))
@@ -285,12 +286,17 @@ class LoopContender:
 
     def prefill(self, request: Request, batch: int = 1) -> DecodeState:
         """A state of `batch` rows of the same request."""
-        return self.loop.prefill(self.weights, *self._arguments([request] * batch))
+        return self._prefill(self._arguments([request] * batch))
 
     def run(self, state: DecodeState, max_steps: jax.Array) -> DecodeState:
         """Runs the loop; a transfer between host and device inside it is an error."""
-        with jax.transfer_guard("disallow"):
+        max_steps = beside(max_steps, self.weights.target)
+        with jax.transfer_guard("disallow"), on_mesh_of(self.weights.target):
             return self.loop.run(self.weights, state, max_steps)
+
+    def _prefill(self, arguments: tuple[Any, ...]) -> DecodeState:
+        with on_mesh_of(self.weights.target):
+            return self.loop.prefill(self.weights, *arguments)
 
     def _arguments(self, requests: Sequence[Request]) -> tuple[Any, ...]:
         """The prefill's arguments, on the device."""
@@ -302,7 +308,7 @@ class LoopContender:
         sampling = request_sampling(requests)
         keys = request_keys(self.seed, [r.id for r in requests])
         arguments = (jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32), jnp.asarray(limits, jnp.int32))
-        return jax.block_until_ready((*arguments, sampling, keys))
+        return jax.block_until_ready(beside((*arguments, sampling, keys), self.weights.target))
 
 
 def topology(loop: Loop, weights: Weights, state: DecodeState) -> str:

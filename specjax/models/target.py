@@ -12,6 +12,7 @@ from flax import nnx
 from specjax.models.config import ModelConfig
 from specjax.models.decoder import Decoder
 from specjax.models.tokenizer import Tokenizer
+from specjax.parallel import Placement
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,6 +28,7 @@ class Target:
         config_hash: hash of the architecture, whatever the dtype; drafters record it.
         eos_ids: ids that end a text.
         context: longest sequence in tokens.
+        placement: where its arrays lie, and those of drafters that are loaded for it; None for one device.
     """
 
     config: ModelConfig
@@ -37,6 +39,13 @@ class Target:
     config_hash: str
     eos_ids: tuple[int, ...]
     context: int
+    placement: Placement | None = None
+
+    def placed(self, placement: Placement | None) -> Target:
+        """The same model with its parameters there; as it is where `placement` is None."""
+        if placement is None:
+            return self
+        return dataclasses.replace(self, params=placement.target_params(self.params), placement=placement)
 
 
 def config_hash(config: ModelConfig) -> str:

@@ -1,18 +1,20 @@
-"""Where a run's arrays lie: one mesh, and a preset each for the target and for the drafter that is small beside it."""
+"""Where arrays lie: one mesh, and a preset each for the target and for the drafter that is small beside it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.parallel.mesh import ROWS
-from specjax.parallel.rules import batch_shardings, param_shardings, replicated
+from specjax.parallel.mesh import AXES, ROWS, make_mesh, row_shards
+from specjax.parallel.rules import PRESETS, batch_shardings, param_shardings, replicated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,3 +87,72 @@ class Placement:
             return jax.make_array_from_callback(whole, sharding, part)
 
         return jax.tree.map(spread, loaded)
+
+
+def make_placement(mesh: Mapping[str, Any], head_dim: int | None) -> Placement | None:
+    """A placement over all devices from what a config says; None for a mesh of one device, which needs no placing.
+
+    Args:
+        mesh: sizes of the axes `data`, `fsdp`, `tensor` (1 where they are not named, -1 for one of them: the devices
+            that the others leave), and the presets `target` (split over all of these by default) and `drafter` (whole
+            everywhere by default).
+        head_dim: see `Placement`.
+
+    Raises:
+        ValueError: an unknown axis or preset, or sizes that do not fit the devices.
+    """
+    if unknown := [name for name in mesh if name not in (*AXES, "target", "drafter")]:
+        raise ValueError(
+            f"mesh.{unknown[0]}={mesh[unknown[0]]!r}: a mesh has no such axis; expected sizes of {', '.join(AXES)}, "
+            "and the presets target and drafter"
+        )
+    sizes = {axis: mesh.get(axis, 1) for axis in AXES}
+    presets = {"target": mesh.get("target", "fsdp_tp"), "drafter": mesh.get("drafter", "dp")}
+    for tree, preset in presets.items():
+        if preset not in PRESETS:
+            close = difflib.get_close_matches(str(preset), PRESETS)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(f"mesh.{tree}={preset!r}: unknown sharding preset; {hint}known: {', '.join(PRESETS)}")
+    if set(sizes.values()) == {1} or (jax.device_count() == 1 and set(sizes.values()) <= {1, -1}):
+        return None
+    return Placement(make_mesh(**sizes), **presets, head_dim=head_dim)
+
+
+def mesh_of(tree: Any) -> Mesh | None:
+    """The mesh that a tree of arrays lies on; None for one device, and for abstract arrays."""
+    for leaf in jax.tree.leaves(tree):
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+            return None
+        if isinstance(leaf.sharding, NamedSharding) and isinstance(leaf.sharding.mesh, Mesh):
+            return leaf.sharding.mesh
+    return None
+
+
+def on_mesh_of(tree: Any) -> contextlib.AbstractContextManager[Any]:
+    """A context in which the mesh that these arrays lie on is in place (see `Placement.active`)."""
+    mesh = mesh_of(tree)
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def beside(tree: Any, placed: Any) -> Any:
+    """Small arrays, whole on every device that `placed` lies on."""
+    mesh = mesh_of(placed)
+    return tree if mesh is None else jax.device_put(tree, replicated(tree, mesh))
+
+
+def whole_shares(rows: int, placed: Any) -> int:
+    """So many rows, rounded up to what the devices that `placed` lies on divide; a single row is whole on each."""
+    mesh = mesh_of(placed)
+    shares = 1 if mesh is None or rows == 1 else row_shards(mesh)
+    return -(-rows // shares) * shares
+
+
+def to_host(tree: Any) -> Any:
+    """Copies of arrays as NumPy's. Where their parts lie on several hosts, every process is to call this at once."""
+
+    def copy(x: Any) -> np.ndarray:
+        if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+            return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+        return np.array(x)
+
+    return jax.tree.map(copy, tree)

@@ -82,17 +82,14 @@ def test_saving_and_loading_keep_every_bit(directory: Path, tmp_path: Path) -> N
         save_target(target, tmp_path / "again")
 
 
-def test_leaves_are_placed_as_asked(directory: Path) -> None:
-    seen: list[Any] = []
-
-    def shardings(target: Any) -> Any:
-        seen.append(target)
-        return jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), target.params)
-
-    target, plain = load_target(str(directory), shardings=shardings), load_target(str(directory))
-    assert equal(target.params, plain.params) and seen[0].config == plain.config
-    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(seen[0].params))
-    assert equal(load_target(str(directory), shardings=lambda target: None).params, plain.params)
+def test_a_mesh_is_looked_at_before_a_model_is_fetched(directory: Path) -> None:
+    assert load_target(str(directory), mesh={"tensor": 1, "target": "tp"}).placement is None
+    with pytest.raises(ValueError, match="mesh.model=4: a mesh has no such axis; .* data, fsdp, tensor"):
+        load_target("no/such/model", mesh={"model": 4})
+    with pytest.raises(ValueError, match="mesh.target='tpp': unknown sharding preset; did you mean 'tp'"):
+        load_target("no/such/model", mesh={"tensor": 8, "target": "tpp"})
+    with pytest.raises(ValueError, match="mesh data=1, fsdp=1, tensor=3 needs 3 devices, but there"):
+        load_target("no/such/model", mesh={"tensor": 3})
 
 
 @pytest.mark.parametrize(

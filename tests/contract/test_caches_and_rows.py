@@ -144,7 +144,7 @@ def test_in_bfloat16_texts_part_at_near_ties_alone():
     requests = contract.random_requests(common.VOCAB, 2 * ROWS, seed=5)
     base = contract.complete(*sub.autoregressive(), requests)
     done, same = (contract.complete(*s.loop(Greedy), requests) for s in (mine, wide))
-    assert sum(d.accepted[1:].sum() for d in done) > 10 and sum(d.accepted[1:].sum() for d in same) == 0
+    assert sum(d.accepted[1:].sum() for d in done) > 5 and sum(d.accepted[1:].sum() for d in same) == 0
     assert [d.tokens for d in done] == [d.tokens for d in same]
     teacher, bound = Teacher(sub.graph, sub.target, precision="float32"), rounding_bound("bfloat16", "float32")
     prompts, texts = [r.prompt for r in requests], [d.tokens for d in base]

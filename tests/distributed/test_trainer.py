@@ -114,7 +114,7 @@ def test_a_target_is_read_into_its_shards(tmp_path):
     config = build.load_config("configs/distill.py", str(tmp_path / "target"))
     config.mesh.update({"data": 2, "fsdp": 4, "target": "fsdp"})
     found = build.placed_target(config)
-    places = build.placement_from_config(config, plain).target_shardings(plain.params)
+    places = found.placement.target_shardings(plain.params)
     for ours, theirs, place in zip(*map(jax.tree.leaves, (found.params, plain.params, places)), strict=True):
         assert ours.sharding == place
         np.testing.assert_array_equal(np.asarray(ours), theirs)

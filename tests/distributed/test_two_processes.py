@@ -19,23 +19,19 @@ ROOT = Path(__file__).resolve().parents[2]
 DECODE = """
 import json, sys
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 from specjax.parallel import initialize, make_mesh, topology
 address, index = sys.argv[1], int(sys.argv[2])
 process = initialize("explicit", address, 2, index, timeout_s=60)
 assert process.index == index and jax.device_count() == 4 and jax.local_device_count() == 2
-from tests.distributed.common import max_steps, place
-from tests.distributed.test_decoding import program, start
+from specjax.decoding import generate
+from tests.distributed.common import VOCAB, place, requests
+from tests.distributed.test_decoding import program
 loop, weights = program("prompt_lookup", 0.0)
 mesh = make_mesh(data=2, tensor=2)
 placed = place(weights, mesh, "tp", "dp")
-with jax.set_mesh(mesh):
-    state = loop.run(placed, start("prompt_lookup", 0.0, placed), max_steps(100))
-assert not state.tokens.is_fully_addressable
-kept = multihost_utils.process_allgather((state.tokens, state.prompt_length, state.length), tiled=True)
-tokens, first, last = (np.asarray(x) for x in kept)
-texts = [row[a:b].tolist() for row, a, b in zip(tokens, first, last)]
+assert not placed.target["layers"][0]["attn"]["q"]["kernel"].is_fully_addressable
+found = generate(loop, placed, requests(0.0), context=512, vocab=VOCAB, seed=3, batch=4)
+texts = [c.tokens for c in found]
 print(json.dumps({"topology": topology(), "texts": texts}))
 """
 

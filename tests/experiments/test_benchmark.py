@@ -20,6 +20,7 @@ def tiny_config(tiny: Path, argument: str = "quick", **more):
         "rows.draft.source": f"{tiny}/draft",
         "rows.draft.num_nodes": (2,),
         "rows.eagle3.source": "",
+        "rows.hydra.source": "",
         "prompts": "shipped:writing,multi_turn",
         "max_new_tokens": 10,
         "layout": "plain",

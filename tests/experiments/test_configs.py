@@ -11,7 +11,7 @@ from specjax import build
 from specjax.checkpoints import drafters
 
 ARGUMENTS = {
-    "quickstart": ("", "quick", "full", "full,quick"),
+    "quickstart": ("", "quick", "full", "sampled", "full,sampled", "full,quick"),
     "peers": ("", "quick"),
     "self_drafting": ("", "quick", "sampled", "spec_bench", "spec_bench,quick"),
     "equality": ("", "quick"),
@@ -46,11 +46,18 @@ def test_quickstart_is_one_prompt_a_category() -> None:
     assert (config.prompts_per_category, config.max_new_tokens, tuple(config.temperatures)) == (1, 64, (0.0,))
 
 
-def test_full_sweeps_lengths_and_temperatures() -> None:
+def test_full_sweeps_lengths_over_every_prompt() -> None:
     config = load("quickstart", "full")
     assert config.rows.draft.num_nodes == (1, 2, 3, 4, 6)
-    assert tuple(config.temperatures) == (0.0, 1.0) and config.prompts_per_category == 0
+    assert tuple(config.temperatures) == (0.0,) and config.prompts_per_category == 0
     assert config.max_new_tokens == 64
+    assert tuple(load("quickstart", "full,sampled").temperatures) == (1.0,)
+
+
+def test_the_first_look_measures_one_drafter_of_each_trained_family() -> None:
+    rows = load("quickstart").rows
+    assert len(rows) <= 6
+    assert {rows[name].source for name in ("draft", "eagle3", "hydra")} <= set(drafters.zoo_entries())
 
 
 def test_generate_takes_any_drafter() -> None:

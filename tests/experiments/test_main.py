@@ -64,7 +64,7 @@ def test_benchmark_refuses(tiny: Path, tmp_path: Path, monkeypatch: pytest.Monke
         ([run, "--config.max_new_token=3"], "unknown config field 'max_new_token'; did you mean 'max_new_tokens'?"),
         (
             [run, "--config=configs/quickstart.py:fll"],
-            "unknown argument 'fll' of configs/quickstart.py; known: full, quick",
+            "unknown argument 'fll' of configs/quickstart.py; known: full, sampled, quick",
         ),
         ([run, "--config=configs/quikstart.py"], "no config file configs/quikstart.py"),
         ([run, "--config.max_new_tokens=many"], "invalid literal for int"),
