@@ -196,7 +196,7 @@ def _blocks(params: Params, name: str, x: Any) -> Any:
 
 
 def _heads_loss(head: Callable[[int, Any], Any], batch: Mapping[str, Any], shapes: Mapping[str, Any]) -> Any:
-    """Of what each head gives to the vocabulary product at the positions of its mask."""
+    """Weighted mean of each head's own mean, of what it gives to the vocabulary product at its positions."""
     predicts, (index, inside) = _predicts(batch), _labels(batch)
     mask, total, weight = predicts, 0.0, 0.0
     for i in range(shapes["num_heads"]):
@@ -205,8 +205,8 @@ def _heads_loss(head: Callable[[int, Any], Any], batch: Mapping[str, Any], shape
         nll = -log_q.gather(-1, _ahead(index, i + 1)[mask][:, None])[:, 0]
         soft = -(_law(batch, i + 1, mask).exp() * log_q).sum(-1)
         share, scale = shapes["teacher"], shapes["decay"] ** i
-        total = total + scale * ((1 - share) * nll * known + share * soft).sum()
-        weight = weight + scale * ((1 - share) * known + share).sum()
+        mean = ((1 - share) * nll * known + share * soft).sum() / ((1 - share) * known + share).sum()
+        total, weight = total + scale * mean, weight + scale
     return total / weight
 
 

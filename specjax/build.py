@@ -110,6 +110,8 @@ def make_rule(
     name, kind = name or fitting, drafter.kind(sampling)
     where = "at temperature 0" if sampling.greedy else "at temperature > 0"
     maker = lookup(RULES, name, "rule")
+    if own := {"depth", "exact_for"} & set(options or ()):
+        raise ValueError(f"rule {name!r} does not take the option {min(own)!r}: that is its own to say")
     try:
         rule: Rule = maker(drafter.depth, **(options or {}))
     except TypeError as error:

@@ -6,10 +6,12 @@ vocabulary, M distinct laws. A *law* is a float32 array of log-probabilities.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal, Protocol
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from specjax.decoding.processors import History, process
 from specjax.decoding.sampling import Keys, Sampling
@@ -66,10 +68,12 @@ class Draft:
     """A tree of N draft tokens under the root (the last committed token); a chain has parents -1, 0, 1, ...
 
     Attributes:
-        tokens: `[B, N]` int32 in target ids.
+        tokens: `[B, N]` int32 in target ids; a node with another id is invalid.
         parents: `[B, N]` int32, -1 for children of the root, else the index of an earlier node.
-        valid: `[B, N]` bool; an invalid node is never accepted, nor are its descendants.
-        law: `[B, N]` int32, the row of `laws` that the node was drawn from; -1 for a fixed choice.
+        valid: `[B, N]` bool; an invalid node is never accepted, nor are its descendants. Whether a drawn node is valid
+            must not depend on what was drawn for it, or behind it.
+        law: `[B, N]` int32, the row of `laws` that the node was drawn from; -1 for a fixed choice. Siblings drawn
+            without replacement keep theirs where they are invalid: those behind them were drawn with them taken out.
         laws: `[B, M, Vd]`, exactly the log-probabilities that were drawn from.
         vocab: `[Vd]` int32 target id of each draft id, or None where they agree.
         probes: see `Probes`.
@@ -95,6 +99,11 @@ class Draft:
     def num_nodes(self) -> int:
         """N."""
         return self.tokens.shape[1]
+
+    def within(self, vocab: int) -> Draft:
+        """The draft with nodes invalid whose token is no id of the target: its law is 0 there, or is not its."""
+        known = (self.tokens >= 0) & (self.tokens < vocab)
+        return dataclasses.replace(self, tokens=jnp.where(known, self.tokens, 0), valid=self.valid & known)
 
 
 @flax.struct.dataclass

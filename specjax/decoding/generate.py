@@ -275,8 +275,8 @@ def generate(
         FloatingPointError: NaN or infinite logits; names request and position.
     """
     check_requests(requests, context, vocab)
-    if batch < 1:
-        raise ValueError(f"batch={batch}; expected at least 1 row")
+    if not isinstance(batch, numbers.Integral) or batch < 1:
+        raise ValueError(f"batch={batch!r}; expected a whole number of rows, at least 1")
     buffer = buffer or buffer_length(loop, requests, context)
     done: dict[int, Completion] = {}
     earlier: dict[int, Completion] = {}  # requests whose ends the host looks for, one step ago

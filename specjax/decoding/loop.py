@@ -206,6 +206,7 @@ class Loop:
         draft, drafter_state, cache = self.drafter.propose(
             weights.drafter, weights.tables, target, state.cache, state.drafter, state.context, keys
         )
+        draft = draft.within(target.config.vocab_size)
         rule = self.rule
         assert rule is not None, "only a prefill does without a rule"
 

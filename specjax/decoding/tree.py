@@ -7,6 +7,7 @@ anew in every step; both end as `Draft.parents`, and nothing behind a draft tell
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Literal
@@ -167,13 +168,16 @@ def from_branching(branching: Sequence[int]) -> TreeSpec:
     """Every node at depth d has `branching[d]` children: `(3, 2, 1)` is 3 + 6 + 6 nodes, numbered by depth.
 
     Raises:
-        ValueError: a count below 1.
+        ValueError: a count below 1, or none.
     """
     parents: list[int] = []
     level = [-1]
     for depth, children in enumerate(branching):
-        if children < 1:
-            raise ValueError(f"branching={tuple(branching)}: {children} children at depth {depth}; expected at least 1")
+        if not isinstance(children, numbers.Integral) or children < 1:
+            raise ValueError(
+                f"branching={tuple(branching)}: {children!r} children at depth {depth}; expected a whole number, at "
+                "least 1"
+            )
         if len(parents) + len(level) * children > MAX_NODES:
             raise ValueError(f"branching={tuple(branching)} makes more than {MAX_NODES} nodes; make it smaller")
         start = len(parents)
@@ -193,8 +197,8 @@ def check_parents(parents: Sequence[int]) -> None:
         raise ValueError(f"the tree has {nodes} nodes; expected at most {MAX_NODES}")
     depths: list[int] = []
     for node, parent in enumerate(parents):
-        if not -1 <= parent < nodes or parent != int(parent):
-            raise ValueError(f"node {node} has parent {parent}; expected -1 (the root) or a node in 0..{nodes - 1}")
+        if not isinstance(parent, numbers.Integral) or not -1 <= parent < nodes:
+            raise ValueError(f"node {node} has parent {parent!r}; expected -1 (the root) or a node in 0..{nodes - 1}")
         if parent >= node:
             if _in_cycle(parents, node):
                 raise ValueError(f"node {node} is its own ancestor (parents {tuple(parents)}); expected a tree")

@@ -15,6 +15,8 @@ def lookup(registry: Mapping[str, Any], name: str, what: str) -> Any:
         ValueError: unknown; suggests the nearest name and lists all. Or the module holds no such name.
         ImportError: the module cannot be imported.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"{what}={name!r}; expected a name: {', '.join(sorted(registry))}, or 'package.module:maker'")
     if name in registry:
         return registry[name]
     module, _, attribute = name.partition(":")

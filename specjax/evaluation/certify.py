@@ -386,6 +386,7 @@ def table(rows: Sequence[Certificate]) -> Table:
         drafter = row.drafter if row.planted is None else f"{row.drafter}: {row.planted}"
         power = "" if row.power is None else f"{row.power:.3f} ({row.tv:g})"
         ties = f", {row.near_ties} near-ties" if row.near_ties else ""
+        idle = ", nothing accepted" if row.verdict == "pass" and row.accepted == 0 else ""  # and little was tested
         out.add_row(
             drafter,
             " ".join([row.rule, *(f"{name}={value}" for name, value in row.rule_options.items())]),
@@ -395,7 +396,7 @@ def table(rows: Sequence[Certificate]) -> Table:
             "" if row.accepted is None else f"{row.accepted:.2f}",
             "exact" if row.p_value is None else f"{row.p_value:.1e}",
             power,
-            row.verdict + ties,
+            row.verdict + ties + idle,
             style=None if row.ok else "red",
         )
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -63,6 +64,20 @@ def tree_draft(kind: Kind) -> MakeDraft:
             laws=jnp.stack([root_law, below_law], 1) if kind != "fixed" else jnp.zeros((n, 0, 1)),
             siblings="without_replacement" if kind == "without_replacement" else "iid",
         )
+
+    return make
+
+
+def mapped(make_draft: MakeDraft) -> MakeDraft:
+    """The same drafts by way of a draft vocabulary in an order of its own, with their laws the other way round."""
+    order = jnp.asarray([2, 0, 3, 1], jnp.int32)
+
+    def make(keys: Keys, sampling: Sampling) -> Draft:
+        draft = make_draft(keys, sampling)
+        if not draft.laws.shape[1]:
+            return draft
+        law = jnp.where(draft.law >= 0, draft.laws.shape[1] - 1 - draft.law, -1)
+        return dataclasses.replace(draft, law=law, laws=draft.laws[:, ::-1, order], vocab=order)
 
     return make
 

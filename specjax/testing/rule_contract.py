@@ -30,8 +30,9 @@ Step = tuple[Draft, Scores, Sampling, Keys]
 def check_rule(make_rule: MakeRule, *, draws: int = 1 << 20, chains_only: bool = False) -> dict[str, float]:
     """The whole contract: single steps (see `check_steps`), then the output law, which must be the target's.
 
-    The law is tested for every kind of draft that the rule declares itself exact for, at temperature 1 and warped, on
-    drafts half of which end early; and over several steps, for rules that look ahead at uniforms and meet them again.
+    The law is tested for every kind of draft that the rule declares itself exact for, at temperature 1 and warped (then
+    through a draft vocabulary too), on drafts with nodes that are invalid; and over several steps, for rules that look
+    ahead at uniforms and meet them again.
 
     Args:
         make_rule: depth to rule.
@@ -59,8 +60,9 @@ def check_rule(make_rule: MakeRule, *, draws: int = 1 << 20, chains_only: bool =
         check_steps(make_rule, make_draft(kind))
     found = {"several steps": _law_over_steps(rule, "fixed" if tested == ["fixed"] else "iid", draws)}
     for kind in tested:
-        for name, rows in (("plain", laws.plain), ("warped", laws.warped)):
-            tokens, _ = laws.draw_sequences(rule, _half_of_it(make_draft(kind)), rows, draws=draws)
+        drafts = _part_of_it(make_draft(kind))
+        for name, rows, made in (("plain", laws.plain, drafts), ("warped", laws.warped, laws.mapped(drafts))):
+            tokens, _ = laws.draw_sequences(rule, made, rows, draws=draws)
             found[f"{kind}, {name}"] = laws.p_value(tokens, rows)
             if found[f"{kind}, {name}"] < FALSE_ALARM:
                 raise AssertionError(
@@ -276,12 +278,13 @@ def _impossible(draft: Draft, scores: Scores) -> Scores:
     return dataclasses.replace(scores, logits=logits, argmax=jnp.argmax(logits, -1).astype(jnp.int32))
 
 
-def _half_of_it(make_draft: MakeDraft) -> MakeDraft:
-    """In every other row the second half of the nodes is invalid."""
+def _part_of_it(make_draft: MakeDraft) -> MakeDraft:
+    """In a third of the rows the second half of the nodes is invalid, in another the first node."""
 
     def make(keys: Keys, sampling: Sampling) -> Draft:
         draft = make_draft(keys, sampling)
-        return dataclasses.replace(draft, valid=draft.valid.at[1::2, draft.num_nodes // 2 :].set(False))
+        valid = draft.valid.at[1::3, draft.num_nodes // 2 :].set(False).at[2::3, 0].set(False)
+        return dataclasses.replace(draft, valid=valid)
 
     return make
 

@@ -70,12 +70,12 @@ def draft_law(draft: Draft, node_b: jax.Array, vocab: int) -> jax.Array:
 def _without_drawn(
     draft: Draft, q_bv: jax.Array, one_hot_bv: jax.Array, node_b: jax.Array, law_b: jax.Array
 ) -> jax.Array:
-    """q conditioned on not being one of the earlier siblings drawn from the same law.
+    """q conditioned on not being one of the earlier siblings drawn from the same law, valid or not.
 
     Where these are all that the law (warped to few tokens) had to give, nothing was drawn: the token is a choice.
     """
     earlier = jnp.arange(draft.num_nodes)[None] < node_b[:, None]
-    sibling = draft.valid & (draft.parents == pick(draft.parents, node_b)[:, None])
+    sibling = draft.parents == pick(draft.parents, node_b)[:, None]
     drawn = earlier & sibling & (draft.law == law_b[:, None])
     outside = q_bv.shape[-1]  # an index that scatter drops
     tokens = jnp.where(drawn, draft.tokens, outside)

@@ -12,11 +12,11 @@ import pytest
 
 from specjax.decoding import Loop, Request, TreeSpec, Verdict, Weights, prefill
 from specjax.decoding.sampling import ACCEPT
-from specjax.drafting import Autoregressive, DraftModel
+from specjax.drafting import Autoregressive, DraftModel, PromptLookup
 from specjax.evaluation.teacher import Teacher, rounding_bound
 from specjax.models import graph
 from specjax.testing import contract
-from specjax.verification import Greedy
+from specjax.verification import Greedy, OneHot, Recursive
 from tests.contract.scripted import REQUESTS, ROWS, plain, scripted
 from tests.drafting import common
 
@@ -44,6 +44,23 @@ def test_the_accepted_path_is_of_the_last_born():
     assert [d.tokens for d in done] == [d.tokens for d in plain()]
     assert all(d.accepted[:NODES].sum() <= 1 for d in done)
     contract.check_cache(sub, Greedy, REQUESTS)
+
+
+class Outside(PromptLookup):
+    """Every other token that it drafts is no id of the target."""
+
+    def propose(self, params, tables, target, cache, state, context, keys):
+        draft, state, cache = super().propose(params, tables, target, cache, state, context, keys)
+        far = jnp.where(jnp.arange(draft.num_nodes) % 2 == 0, jnp.asarray([-1, common.VOCAB, 1 << 20])[:ROWS, None], 0)
+        return dataclasses.replace(draft, tokens=draft.tokens + far, valid=jnp.ones_like(draft.valid)), state, cache
+
+
+def test_ids_outside_the_vocabulary_are_never_emitted():
+    sub = common.subject(Outside(num_nodes=NODES))
+    requests = contract.random_requests(common.VOCAB, ROWS, seed=2, temperature=1.5)
+    done = contract.complete(*sub.loop(Recursive), requests)
+    assert all(0 <= token < common.VOCAB for d in done for token in d.tokens)
+    contract.check_equals_autoregressive(sub, OneHot, requests)
 
 
 # ---- Caches after every count of accepted tokens ----

@@ -15,6 +15,7 @@ from specjax.testing.laws import (
     VOCAB,
     chain_draft,
     draw_sequences,
+    mapped,
     p_value,
     plain,
     tree_draft,
@@ -40,11 +41,23 @@ def spent(kind):
     return make
 
 
+def without_the_first(kind):
+    """The first sibling is invalid: those behind it were drawn all the same with its token taken out."""
+
+    def make(keys, sampling):
+        draft = tree_draft(kind)(keys, sampling)
+        return draft.replace(valid=draft.valid.at[:, 0].set(False))
+
+    return make
+
+
 CASES = [
     *((rule, tree_draft, kind, plain) for rule in (Recursive, OneHot, Traversal) for kind in KINDS),
     (Recursive, tree_draft, "without_replacement", warped),
     (Recursive, spent, "without_replacement", plain),
     (Traversal, spent, "without_replacement", plain),
+    *((rule, without_the_first, "without_replacement", plain) for rule in (Recursive, Traversal)),
+    *((rule, lambda kind: mapped(tree_draft(kind)), "mixed", warped) for rule in (Recursive, Traversal)),
     (KSeq, tree_draft, "iid", plain),
     (Block, chain_draft, "iid", plain),
     (Block, chain_draft, "fixed", plain),
@@ -76,6 +89,18 @@ def test_every_exact_rule_is_among_the_cases():
 )
 def test_the_contract_with_a_million_draws(rule, chains, cases):
     assert len(check_rule(rule, chains_only=chains)) == cases
+
+
+class WithoutMap(Recursive):
+    """Takes draft ids for the target's."""
+
+    def verify(self, draft, scores, sampling, keys):
+        return super().verify(draft.replace(vocab=None), scores, sampling, keys)
+
+
+def test_a_rule_that_ignores_the_draft_vocabulary_is_caught():
+    with pytest.raises(AssertionError, match="WithoutMap does not keep the target's law on a 'iid' draft with warped"):
+        check_rule(lambda depth: WithoutMap(depth, frozenset({"iid"})), draws=QUICK)
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,11 @@ def test_lossy_rules_are_asked_for_and_take_options():
     assert {name for name in RULES if is_lossy(RULES[name](1))} == {"typical", "lenient", "threshold"}
     with pytest.raises(ValueError, match="'threshold' does not take these options"):
         build.make_rule("threshold", Tree(), SAMPLING, lossless=False, options={"epsilon": 0.5})
+    for own in ({"exact_for": frozenset({"iid"})}, {"depth": 1}):
+        with pytest.raises(ValueError, match=f"rule 'typical' does not take the option '{min(own)}'"):
+            build.make_rule("typical", Tree(), SAMPLING, options=own)
+    with pytest.raises(ValueError, match="rule=3; expected a name: block, .*, or 'package.module:maker'"):
+        build.make_rule(3, Tree(), SAMPLING)
     assert build.make_rule("block", PromptLookup(3), SAMPLING) == Block(3)
     assert build.make_rule("traversal", Tree(how="mixed"), SAMPLING) == Traversal(2)
 
