@@ -39,7 +39,7 @@ TEST_ENV := JAX_PLATFORMS=cpu JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax
 PARALLEL := -n 2 --dist loadfile
 DISTRIBUTED := $(sort $(wildcard tests/distributed/test_*.py))
 
-.PHONY: small help demo test test-slow test-distributed lint format types bench report notebooks zoo clean
+.PHONY: small help demo test test-slow test-distributed test-gpu lint format types bench report notebooks zoo clean
 
 help:
 	@echo "make demo              measure speculative decoding on a small instruct model (runs/quickstart)"
@@ -47,6 +47,7 @@ help:
 	@echo "make test-slow         the tests that take long or need a download, every drafter with every rule among them;"
 	@echo "                       SHARD=0/4 runs the first quarter. Results: runs/test-slow/"
 	@echo "make test-distributed  only the tests on 8 simulated devices, each file in its own process"
+	@echo "make test-gpu          whether all is as it should be on this machine's GPU (some minutes; runs/check_device)"
 	@echo "make lint, make types  ruff; mypy"
 	@echo "make format            lay out the code as lint wants it"
 	@echo "make bench             the quickstart's methods, at every draft length, on every shipped prompt (runs/full)"
@@ -85,6 +86,12 @@ for file in $(DISTRIBUTED); do \
     || { status=$$?; [ $$status -eq 5 ] || exit $$status; }; \
 done
 endef
+
+# JAX finds a GPU with the extra of its driver: make test-gpu VENV=<an environment with specjax[cuda13]>.
+test-gpu: $(VENV)/.core
+	@if $(PY) -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu")' 2>/dev/null; \
+	then $(PY) -m experiments.check_device --config=configs/check_device.py --workdir=runs/check_device; \
+	else echo "skipped: JAX sees no GPU here; on a machine with one, $(VENV)/bin/pip install 'specjax[cuda13]'"; fi
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

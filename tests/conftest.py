@@ -2,7 +2,7 @@
 
 import os
 
-# Before any test imports JAX. An accelerator is asked for from outside: JAX_PLATFORMS=cuda,cpu pytest -m gpu.
+# Before any test imports JAX. Accelerators are looked at by experiments.check_device.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "float32")
 # The default of one second would keep tiny models out of the compilation cache.
@@ -53,14 +53,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:], others = shards.part(items, index, count)
     if others:
         config.hook.pytest_deselected(items=others)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu"):
-        import jax
-
-        if not any(device.platform == "gpu" for device in jax.devices()):
-            pytest.skip("JAX sees no GPU (on a machine with one: JAX_PLATFORMS=cuda,cpu)")
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:

@@ -11,7 +11,7 @@ from typing import Any
 from specjax.models.config import ModelConfig
 from specjax.models.families import config_from_hf
 
-_LLAMA3 = {
+_LLAMA3: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": 128256,
@@ -43,6 +43,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "intermediate_size": 28672,
         "num_hidden_layers": 80,
         "num_attention_heads": 64,
+    },
+    "meta-llama/Llama-3.2-1B-Instruct": {
+        **_LLAMA3,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "head_dim": 64,
+        "rope_scaling": {**_LLAMA3["rope_scaling"], "factor": 32.0},
+        "tie_word_embeddings": True,
     },
     "HuggingFaceTB/SmolLM2-135M-Instruct": {
         "architectures": ["LlamaForCausalLM"],
@@ -76,6 +86,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 # What configs call them.
 SHORT = {
+    "llama3_1b": "meta-llama/Llama-3.2-1B-Instruct",
     "llama3_8b": "meta-llama/Llama-3.1-8B-Instruct",
     "llama3_70b": "meta-llama/Llama-3.1-70B-Instruct",
     "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",

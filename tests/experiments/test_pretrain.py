@@ -41,7 +41,7 @@ def test_it_pretrains_exports_and_drafts(
     kind: str, prose: Path, in_workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECJAX_DATA", str(prose))
-    changes = {"model.hidden_size": 32, "train.steps": 60}
+    changes = {"model.hidden_size": 32, "train.steps": 60, "optimizer.steps": 60}
     config = build.load_config("configs/mtp.py", f"tiny,heads=3,kind={kind}", changes)
     pretrain.main(config)
     for row in json.loads((in_workdir / "results.json").read_text())["rows"]:
