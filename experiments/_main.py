@@ -5,11 +5,14 @@ A program ends in `_main.run(main, config="configs/quickstart.py", workdir="runs
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import difflib
 import os
 import re
+import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -103,9 +106,10 @@ def _device_ids(given: Sequence[str] | None) -> list[int] | None:
 
 
 def console() -> Console:
-    """Standard output; wide enough for tables where it is no terminal."""
-    plain = Console()
-    return plain if plain.is_terminal else Console(width=110)
+    """Standard output, of the first process alone; wide enough for tables where it is no terminal."""
+    quiet = jax.process_index() > 0
+    plain = Console(quiet=quiet)
+    return plain if plain.is_terminal else Console(width=110, quiet=quiet)
 
 
 def workdir() -> epath.Path:
@@ -117,6 +121,15 @@ def workdir() -> epath.Path:
     if not flags.FLAGS.workdir.strip():
         raise ValueError("--workdir is empty; expected a directory, or leave it out")
     return epath.Path(flags.FLAGS.workdir)
+
+
+def first_workdir() -> epath.Path:
+    """The run directory of a program that all processes run alike: the others write to one that is thrown away."""
+    if jax.process_index() == 0:
+        return workdir()
+    folder = tempfile.mkdtemp(prefix="specjax-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return epath.Path(folder)
 
 
 def pairs(name: str, given: Sequence[Any]) -> dict[Any, Any]:

@@ -1,7 +1,8 @@
 """Measures drafters against plain decoding: python -m experiments.benchmark --config=configs/quickstart.py
 
 Writes to the workdir: results.json (rows and where they come from), tokens.json (every token id and time), plot.png,
-report.html, config.json. At batch 1 an interrupted run goes on with the next prompt: the same command again.
+report.html, config.json. At batch 1 an interrupted run of one process goes on with the next prompt: the same command
+again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import ml_collections
 from etils import epath
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -35,7 +37,7 @@ BEST = ("label", "method", "temperature", "num_nodes", "speedup")
 
 def main(config: ml_collections.ConfigDict) -> None:
     """Loads, measures, writes, prints."""
-    console, workdir = _main.console(), _main.workdir()
+    console, workdir = _main.console(), _main.first_workdir()
     settings, lineup = build.settings_from_config(config), build.lineup_from_config(config)
     prompts = prompts_from_config(config, console)
     results.check_writable(workdir)
@@ -44,7 +46,9 @@ def main(config: ml_collections.ConfigDict) -> None:
     target = build.placed_target(config)
     bound = rounding_bound(target.config.dtype, config.precision, config.near_tie_bound)
     contenders = build.contenders(lineup, target)
-    journal = Journal(workdir / "measured", _about(config, prompts, contenders)) if settings.batch == 1 else None
+    # Several processes go through all prompts in step.
+    resumable = settings.batch == 1 and jax.process_count() == 1
+    journal = Journal(workdir / "measured", _about(config, prompts, contenders)) if resumable else None
     if journal is not None and len(journal):
         console.print(f"an interrupted run goes on: {len(journal)} prompts are measured already", highlight=False)
     results.write_json(workdir / "config.json", config.to_dict())

@@ -58,7 +58,7 @@ class Row:
 
 def main(config: ml_collections.ConfigDict) -> None:
     """Runs every check, writes results.json, and ends with an error where one does not hold."""
-    console, workdir = _main.console(), _main.workdir()
+    console, workdir = _main.console(), _main.first_workdir()
     results.check_writable(workdir)
     target = random_target(config)
     rows: list[Row] = []

@@ -29,7 +29,7 @@ SCHEMA = "specjax.equality/1"
 
 def main(config: ml_collections.ConfigDict) -> None:
     """Runs, compares, writes, prints; ends with an error where a text is wrong."""
-    console, workdir = _main.console(), _main.workdir()
+    console, workdir = _main.console(), _main.first_workdir()
     if config.max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={config.max_new_tokens}; expected at least 1")
     if not config.batches or min(config.batches) < 1:

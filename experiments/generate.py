@@ -57,7 +57,7 @@ class Tally:
 
 def main(config: ml_collections.ConfigDict) -> None:
     """Loads, compiles, streams, and says how fast it was."""
-    console, notes = _main.console(), Console(stderr=True, highlight=False)
+    console, notes = _main.console(), Console(stderr=True, highlight=False, quiet=jax.process_index() > 0)
     text = read_prompt(flags.FLAGS.prompt)
     if config.max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={config.max_new_tokens}; expected at least 1")

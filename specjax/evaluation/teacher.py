@@ -15,6 +15,7 @@ from flax import nnx
 from specjax.analysis import GreedyComparison, compare_greedy
 from specjax.decoding.generate import BUCKET
 from specjax.models import Decoder, KVCache, causal_view, init_cache, merge
+from specjax.parallel import to_host
 
 # How far rounding may move the difference of two logits: between passes of different width, by dtype of the model.
 # Logits of language models lie within some tens; float32 passes differ by about 1e-5 of them, bfloat16 by 1e-2.
@@ -162,4 +163,4 @@ class Teacher:
             jnp.int32(len(text)),
             jnp.int32(position),
         )
-        return np.asarray(found), np.asarray(logits)
+        return to_host((found, logits))
