@@ -86,6 +86,12 @@ def test_what_is_no_target_no_drafter_and_no_seed(target: Target, drafting: Draf
         specjax.generate(target, drafting, "a", logit_bias={1: "b"})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="logit_bias of token 1 is 1000.* in row 0; expected a finite number"):
         specjax.generate(target, drafting, "a", logit_bias={1: 10**400})
+    with pytest.raises(ValueError, match=r"batch=1.5; expected a whole number of rows, at least 1"):
+        specjax.generate(target, drafting, "a", batch=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"draws=1.5; expected a whole number"):
+        specjax.certify(target, drafting, draws=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"temperature='1'; expected more than 0"):
+        specjax.certify(target, drafting, temperature="1")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"tv=2, draws=0, rows=0; expected tv in \(0, 1\]"):
         specjax.certify(target, drafting, tv=2)
     with pytest.raises(FileNotFoundError, match="no such model: None; expected smollm2"):

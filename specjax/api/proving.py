@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,11 @@ def certify(
     Raises:
         ValueError: a rule that does not fit the drafter, temperature 0 or top-k 1, or draws too few for a verdict.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature}; expected more than 0: greedy texts are certified beside it")
+    for name, value in (("draws", draws), ("rows", rows), ("contexts", contexts or 0)):
+        if not isinstance(value, numbers.Integral):
+            raise ValueError(f"{name}={value!r}; expected a whole number")
+    if not isinstance(temperature, numbers.Real) or not temperature > 0:
+        raise ValueError(f"temperature={temperature!r}; expected more than 0: greedy texts are certified beside it")
     if top_k == 1:
         raise ValueError("top_k=1 leaves a single token and no law to test; expected 0 (all tokens) or more than 1")
     if not 0 < tv <= 1 or draws < 0 or rows < 0:
