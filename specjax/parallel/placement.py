@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.parallel.mesh import AXES, ROWS, make_mesh, row_shards
-from specjax.parallel.rules import PRESETS, batch_shardings, param_shardings, replicated
+from specjax.parallel.rules import batch_shardings, check_preset, param_shardings, replicated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +107,8 @@ def make_placement(mesh: Mapping[str, Any], head_dim: int | None) -> Placement |
         )
     sizes = {axis: mesh.get(axis, 1) for axis in AXES}
     presets = {"target": mesh.get("target", "fsdp_tp"), "drafter": mesh.get("drafter", "dp")}
-    for tree, preset in presets.items():
-        if preset not in PRESETS:
-            close = difflib.get_close_matches(str(preset), PRESETS)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise ValueError(f"mesh.{tree}={preset!r}: unknown sharding preset; {hint}known: {', '.join(PRESETS)}")
+    for name in presets.values():
+        check_preset(name)
     if set(sizes.values()) == {1} or (jax.device_count() == 1 and set(sizes.values()) <= {1, -1}):
         return None
     return Placement(make_mesh(**sizes), **presets, head_dim=head_dim)

@@ -97,7 +97,7 @@ def param_shardings(
     Raises:
         ValueError: unknown preset or mesh axes, or leaves that do not fit; one message lists all that do not.
     """
-    rules, sizes, misfits = _preset(preset), axis_sizes(mesh), _Misfits()
+    rules, sizes, misfits = check_preset(preset), axis_sizes(mesh), _Misfits()
 
     def leaf(keys: tuple[Any, ...], x: Any) -> NamedSharding:
         path, shape = _path(keys), np.shape(x)
@@ -122,7 +122,7 @@ def state_shardings(state: Any, mesh: Mesh | AbstractMesh, preset: str, *, draft
     Raises:
         ValueError: as `param_shardings`.
     """
-    presets, sizes, misfits = {True: _preset(drafter), False: _preset(preset)}, axis_sizes(mesh), _Misfits()
+    presets, sizes, misfits = {True: check_preset(drafter), False: check_preset(preset)}, axis_sizes(mesh), _Misfits()
 
     def leaf(keys: tuple[Any, ...], x: Any) -> NamedSharding:
         path, shape = _path(keys), np.shape(x)
@@ -221,7 +221,12 @@ class _Misfits:
         raise ValueError(f"{subject} does not fit the mesh ({describe(mesh)}):\n" + "\n".join(lines))
 
 
-def _preset(name: str) -> Mapping[str, str]:
+def check_preset(name: str) -> Mapping[str, str]:
+    """What a preset splits, and over which axis.
+
+    Raises:
+        ValueError: there is no such preset.
+    """
     if name in PRESETS:
         return PRESETS[name]
     close = difflib.get_close_matches(name, PRESETS)
