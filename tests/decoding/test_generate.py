@@ -123,7 +123,7 @@ def test_streaming_tells_drafted_tokens_apart_and_raises_on_a_fault(target):
 def test_no_row_and_a_short_buffer_are_named(target):
     loop, weights = build.make_loop(target, specjax.load_drafter("autoregressive", target), make_sampling([0.0]))
     arguments = dict(context=target.context, vocab=target.config.vocab_size)
-    with pytest.raises(ValueError, match="batch=0; expected at least 1 row"):
+    with pytest.raises(ValueError, match="batch=0; expected a whole number of rows, at least 1"):
         generate(loop, weights, [Request((1,), 4)], batch=0, **arguments)
     with pytest.raises(ValueError, match="buffer=128; these requests need a token buffer of at least 202"):
         generate(loop, weights, [Request((1,), 200)], buffer=128, **arguments)

@@ -205,7 +205,7 @@ def test_the_short_call(target, drafting, tmp_path, capsys):
         specjax.certify(target, drafting, top_k=1)
     with pytest.raises(ValueError, match="contexts=3 of 2 prompts"):
         specjax.certify(target, drafting, prompts=["a", "b"], contexts=3)
-    with pytest.raises(ValueError, match="layout='paked'; expected one of packed, plain"):
+    with pytest.raises(ValueError, match="layout='paked'; expected 'plain' or 'packed'"):
         specjax.certify(target, drafting, layout="paked")
     with pytest.raises(ValueError, match="precision='bfloat16'; expected 'float32' or 'default'"):
         specjax.certify(target, drafting, precision="bfloat16")
