@@ -27,13 +27,13 @@ else
   unexport SPECJAX_DATA
 endif
 
-# Programs that were compiled once are read back by the next run of the tests. Most of the tests' time goes into
-# compiling tiny programs: without the backend's optimisations and its second code generator, the loop of a contract
-# test compiles in 3.6 CPU seconds, not 9. XLA ends a process over a flag that it does not know, and newer ones know
-# the second no more.
+# Most of the tests' time goes into compiling tiny programs: without the backend's optimisations and its second code
+# generator, the loop of a contract test compiles in 3.6 CPU seconds, not 9. XLA ends a process over a flag that it does
+# not know, and newer ones know the second no more. Programs are not kept for the next run: writing them costs a first
+# run what it would save, and has crashed.
 TEST_XLA = --xla_backend_optimization_level=0 $(shell $(PY) -c 'from jaxlib.version import __version_info__ as version; \
   print("--xla_cpu_use_fusion_emitters=false" if version < (0, 11) else "")')
-TEST_ENV := JAX_PLATFORMS=cpu JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax
+TEST_ENV := JAX_PLATFORMS=cpu
 # XLA compiles a program on one core: two processes of pytest share two cores better than one does. A file's tests stay
 # together, for what they prepare.
 PARALLEL := -n 2 --dist loadfile

@@ -1,15 +1,17 @@
 """What every test runs under: CPU, full float32 matmuls, the reference data where there is some."""
 
+import gc
+import itertools
 import os
+from collections.abc import Iterator
 
 # Before any test imports JAX. Accelerators are looked at by experiments.check_device.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "float32")
-# The default of one second would keep tiny models out of the compilation cache.
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 from pathlib import Path
 
+import jax
 import pytest
 
 from tests import pitfalls, shards
@@ -24,6 +26,19 @@ def data_directory() -> Path | None:
     if not path.is_dir():
         raise pytest.UsageError(f"SPECJAX_DATA={value} is not a directory: correct it, or leave it unset")
     return path
+
+
+FILES_BETWEEN_CLEARING = 10
+_files_run = itertools.count(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_let_go() -> Iterator[None]:
+    """Compiled programs of files long done would fill the memory: 7 GB a process at the end of `make test`."""
+    yield
+    if next(_files_run) % FILES_BETWEEN_CLEARING == 0:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
