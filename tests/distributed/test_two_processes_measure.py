@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from specjax.checkpoints import save_target
 from specjax.testing import tiny_target
-from tests.distributed.test_two_processes import ROOT, free_port
-from tests.distributed.test_two_processes_train import finish
+from tests.distributed.processes import finish, start_program
 
 
 def start(folder: Path, run: str, count: int) -> list[subprocess.Popen[str]]:
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_COORDINATOR_ADDRESS")}
-    environment |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "TMPDIR": str(folder / "others")}
-    command = [
-        *(sys.executable, "-m", "experiments.benchmark", "--config=configs/quickstart.py:quick"),
+    arguments = [
+        *("--config=configs/quickstart.py:quick", f"--workdir={folder / run}"),
         *(f"--config.target.source={folder / 'target'}", "--config.layout=plain", f"--config.mesh.fsdp={count}"),
         *("--config.only=('autoregressive', 'prompt_lookup')", "--config.prompts=shipped:writing,multi_turn"),
-        *("--config.max_new_tokens=10", f"--workdir={folder / run}"),
+        "--config.max_new_tokens=10",
     ]
-    joined = ["--distributed=explicit", f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={count}"]
-    return [
-        subprocess.Popen(
-            [*command, *joined, f"--process_id={index}"] if count > 1 else [*command, "--distributed=off"],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(count)
-    ]
+    return start_program("benchmark", arguments, count=count, TMPDIR=str(folder / "others"))
 
 
 @pytest.mark.slow

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from specjax.checkpoints import save_target
 from specjax.checkpoints.rundir import RunDirectory
 from specjax.testing import tiny_target
 from specjax.training.data import read_answers
-from tests.distributed.test_two_processes import ROOT, free_port
+from tests.distributed.processes import Ended, finish, start_program
 from tests.training import common
 
 STEPS = 120
@@ -29,44 +27,17 @@ STEPS = 120
 
 def start(folder: Path, run: str, *more: str, count: int = 2) -> list[subprocess.Popen[str]]:
     """Four devices in one process or in two."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_COORDINATOR_ADDRESS")}
-    environment |= {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": f"{4 // count}",
-        "JAX_DEFAULT_MATMUL_PRECISION": "float32",
-    }
-    port = free_port()
-    command = [
-        *(sys.executable, "-m", "experiments.train", f"--config=configs/lm.py:{folder / 'target'}"),
-        *(f"--workdir={folder / run}", "--config.mesh.data=-1", "--config.objective.layers=(0,)"),
+    arguments = [
+        *(f"--config=configs/lm.py:{folder / 'target'}", f"--workdir={folder / run}"),
+        *("--config.mesh.data=-1", "--config.objective.layers=(0,)"),
         *("--config.objective.draft_vocab=16", "--config.objective.intermediate_size=32", "--config.train.batch=4"),
         *(f"--config.data.text={folder / 'answers.jsonl'}", f"--config.data.held_out_text={folder / 'answers.jsonl'}"),
         *("--config.data.row_length=96", "--config.data.held_out_rows=4", "--config.data.temperature=-1.0"),
         *(f"--config.train.steps={STEPS}", "--config.optimizer.steps=200", "--config.train.eval_every=10"),
     ]
     given = {option.partition("=")[0] for option in more}
-    command = [option for option in command if option.partition("=")[0] not in given] + list(more)
-    joined = ["--distributed=explicit", f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}"]
-    return [
-        subprocess.Popen(
-            [*command, *joined, f"--process_id={index}"] if count > 1 else [*command, "--distributed=off"],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(count)
-    ]
-
-
-def finish(started: list[subprocess.Popen[str]], timeout: float = 300) -> list[tuple[int, str, str]]:
-    try:
-        done = [process.communicate(timeout=timeout) for process in started]
-        return [(p.returncode, out, err) for p, (out, err) in zip(started, done, strict=True)]
-    finally:
-        for process in started:
-            process.kill()
+    arguments = [option for option in arguments if option.partition("=")[0] not in given] + list(more)
+    return start_program("train", arguments, count=count, devices=4 // count)
 
 
 def losses(run: Path) -> list[dict[str, float]]:
@@ -156,21 +127,17 @@ def test_two_processes_give_the_answers_of_one(tmp_path: Path) -> None:
     save_target(tiny_target(layers=1, width=16), tmp_path / "target")
     lines = [json.dumps({"source": "s", "id": i, "prompt": f"prompt {i}"}) for i in range(7)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_COORDINATOR_ADDRESS")}
-    environment |= {"JAX_PLATFORMS": "cpu"}
 
-    def run(name: str, *more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "experiments.regenerate", f"--config=configs/regenerate.py:{tmp_path}/target"]
-        command += [f"--workdir={tmp_path / name}", f"--config.prompts={tmp_path / 'prompts.jsonl'}", *more]
-        command += ["--config.layout=plain", "--config.decode.batch=2", "--config.decode.part=2"]
-        command += ["--config.decode.max_new_tokens=8"]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+    def run(name: str, count: int) -> list[Ended]:
+        arguments = [
+            *(f"--config=configs/regenerate.py:{tmp_path}/target", f"--config.prompts={tmp_path / 'prompts.jsonl'}"),
+            *(f"--workdir={tmp_path / name}", "--config.layout=plain", "--config.decode.batch=2"),
+            *("--config.decode.part=2", "--config.decode.max_new_tokens=8"),
+        ]
+        return finish(start_program("regenerate", arguments, count=count))
 
-    port = free_port()
-    joined = ["--distributed=explicit", f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
-    both = finish([run("two", *joined, f"--process_id={index}") for index in range(2)])
-    (alone,) = finish([run("one")])
+    both = run("two", 2)
+    (alone,) = run("one", 1)
     assert [code for code, _, _ in (*both, alone)] == [0, 0, 0], both[0][2] + both[1][2] + alone[2]
     assert "by the first of 2 processes, 7 in all" in both[0][1] and "answers written" not in both[1][1]
     found = [sorted(read_answers(tmp_path / name / "answers"), key=lambda a: a.id) for name in ("one", "two")]
