@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specjax.decoding import Keys, log_law
+from specjax.decoding import Keys
 from specjax.decoding.sampling import DRAFT
 from specjax.drafting import PromptLookup
 from specjax.testing import contract
 from specjax.testing.decode_law import check_law
-from specjax.testing.faults import CHAIN, PAIR, EditedTree, planted
+from specjax.testing.faults import CHAIN, PAIR, planted
 from specjax.testing.sequences import LETTERS, markov_target
 from specjax.testing.subject import Subject
 from specjax.testing.tables import TableTree, table_params
@@ -38,21 +38,6 @@ def test_a_law_that_was_not_drawn_from_fails(name):
     with pytest.raises(AssertionError, match="the law of 3 tokens is not the target's"):
         contract.check_drafter(subject(fault.drafter, fault.tables), Recursive, draws=FEW)
     check_law(subject(fault.sound_drafter, fault.tables), Recursive, draws=FEW)
-
-
-@pytest.mark.parametrize(("left_out", "law"), [("top_p", (0.05, 0.5, 0.25, 0.2)), ("min_p", (0.05, 0.62, 0.18, 0.15))])
-def test_a_law_without_one_of_the_warps_fails(left_out, law):
-    """Drawn from the law that all warps leave; reported as if one of them were not there."""
-    target = markov_target()
-    table = {"logits": 0.8 * jnp.log(jnp.tile(jnp.array(law), (LETTERS, 1)))}
-
-    def report(params, context, draft):
-        sampling = dataclasses.replace(context.sampling, warps=context.sampling.warps - {left_out})
-        last = jnp.concatenate([context.last(1), draft.tokens[:, :-1]], axis=1)
-        return dataclasses.replace(draft, laws=log_law(params["logits"][last], sampling))
-
-    with pytest.raises(AssertionError, match="the law of 3 tokens is not the target's"):
-        check_law(Subject(target.graph, target.params, EditedTree(PAIR, edit=report), table, {}), Recursive, draws=FEW)
 
 
 @dataclasses.dataclass(frozen=True)
