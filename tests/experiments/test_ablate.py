@@ -40,7 +40,8 @@ def config(tiny: Path, folder: Path, **more: object):
         "max_new_tokens": 6,
         "resamples": 50,
     }
-    for cell in ("eagle_token", "eagle_feature", "eagle_both", "kl", "tvd", "lk", "own_text", "human_text"):
+    distilled = ("kl", "reverse_kl", "jsd", "tvd", "lk", "own_text", "human_text")
+    for cell in ("eagle_token", "eagle_feature", "eagle_both", *distilled):
         changes |= {f"cells.{cell}.objective.{key}": 16 for key in ("draft_vocab", "intermediate_size")}
         if "eagle" not in cell:
             changes[f"cells.{cell}.objective.layers"] = (0,)
@@ -87,6 +88,18 @@ def test_what_cannot_be_compared(tiny: Path, tmp_path: Path) -> None:
         ablate.check(config(tiny, tmp_path, confidence=1.5))
     made = config(tiny, tmp_path, only=("tree",))
     assert ablate.needed(made, ablate.check(made)) == ["eagle_both", "static_tree", "dynamic_tree"]
+
+
+def test_the_small_setting_has_the_claims_of_four_papers_on_fewer_positions() -> None:
+    small, whole = (build.load_config("configs/ablations.py", arg) for arg in ("smollm2,small", "smollm2"))
+    assert set(ablate.check(small)) == set(small.only) < set(ablate.check(whole))
+    cells = ablate.needed(small, ablate.check(small))
+    assert {"one_tap", "reverse_kl", "jsd", "human_text"} < set(cells) and "medusa_chain" not in cells
+    positions = [c.base.train.steps * c.base.train.batch * c.base.data.row_length for c in (small, whole)]
+    assert positions == [30_720, 245_760] and small.base.optimizer.steps == small.base.train.steps
+    assert small.cells == whole.cells
+    with pytest.raises(ValueError, match="unknown argument 'tiny' of configs/ablations.py behind the target"):
+        build.load_config("configs/ablations.py", "smollm2,tiny")
 
 
 def test_people_answer_the_same_prompts(tiny: Path, tmp_path: Path) -> None:
