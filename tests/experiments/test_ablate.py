@@ -27,7 +27,7 @@ def config(tiny: Path, folder: Path, **more: object):
         "base.data.text": text,
         "base.data.held_out_text": text,
         "base.data.online": True,
-        "base.data.taps": (0,),
+        "base.data.taps": (0, 1),
         "base.data.row_length": 64,
         "base.data.held_out_rows": 6,
         "base.train.batch": 2,
@@ -41,9 +41,11 @@ def config(tiny: Path, folder: Path, **more: object):
         "resamples": 50,
     }
     distilled = ("kl", "reverse_kl", "jsd", "tvd", "lk", "own_text", "human_text")
-    for cell in ("eagle_token", "eagle_feature", "eagle_both", *distilled):
+    unrolled = {"one_step": (0, 1), "three_steps": (0, 1), "one_tap": (1,)}
+    changes |= {f"cells.{cell}.objective.taps": taps for cell, taps in unrolled.items()}
+    for cell in ("eagle_token", "eagle_feature", "eagle_both", *unrolled, *distilled):
         changes |= {f"cells.{cell}.objective.{key}": 16 for key in ("draft_vocab", "intermediate_size")}
-        if "eagle" not in cell:
+        if cell in distilled:
             changes[f"cells.{cell}.objective.layers"] = (0,)
     return build.load_config("configs/ablations.py", f"{tiny}/target", changes | more)
 
@@ -167,15 +169,17 @@ def test_eagle_reads_what_it_is_told(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_and_its_resumption(tiny: Path, in_workdir: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    made = config(tiny, tmp_path, only=("feature", "tree", "text"))
+    made = config(tiny, tmp_path, only=("feature", "fusion", "reverse_kl", "tree", "text"))
     ablate.main(made)
     found = json.loads((in_workdir / "results.json").read_text())
-    assert [row["pair"] for row in found["rows"]] == ["feature", "text", "tree"]
+    assert [row["pair"] for row in found["rows"]] == ["feature", "fusion", "reverse_kl", "text", "tree"]
     for row in found["rows"]:
         assert row["verdict"] in ("agrees", "refutes", "undecided")
         assert row["units"] == len(found["cells"][row["better"]]["measures"][row["metric"]]) >= 2
         assert row["difference"] == pytest.approx(row["value_better"] - row["value_worse"])
     assert {found["cells"][name]["nodes"] for name in ("static_tree", "dynamic_tree")} == {8}
+    kl, reverse = (found["cells"][name]["measures"]["sampled/alpha"] for name in ("kl", "reverse_kl"))
+    assert kl != reverse
     token, feature = (found["cells"][f"eagle_{reads}"]["measures"]["sampled/alpha"] for reads in ("token", "feature"))
     assert token != feature
     # What is done is not done again.
