@@ -6,7 +6,10 @@
 Each cell is a training (or a way to decode with a trained head), each pair holds one cell against another in a held-out
 measure, row by row or prompt by prompt. `--config.only="('steps',)"` takes some pairs; what is done is not done again.
 The pair `text` trains on what people wrote in place of the target's own answers, to the same prompts; it runs the
-target in every step. The argument is the target: an alias (`smollm2`) or anything else that `load_target` takes.
+target in every step.
+
+The argument is the target: an alias (`smollm2`) or anything else that `load_target` takes; `,small` behind it makes
+cells of 31k positions, and leaves out the pairs of one method against another.
 """
 
 from ml_collections import config_dict
@@ -16,8 +19,19 @@ from configs import distill, eagle, eagle3, hydra, medusa
 EAGLE_TREE = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))
 
 
+# Of the small setting: the claims of EAGLE, EAGLE-2, EAGLE-3 and DistillSpec.
+SMALL = ("feature", "shifted_token", "tree", "steps", "fusion", "reverse_kl", "jsd", "tvd", "lk", "text")
+
+
 def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
-    """The config of one run."""
+    """The config of one run.
+
+    Raises:
+        ValueError: something else than `small` stands behind the target.
+    """
+    arg, _, size = arg.partition(",")
+    if size not in ("", "small"):
+        raise ValueError(f"unknown argument {size!r} of configs/ablations.py behind the target; known: small")
     config = config_dict.ConfigDict()
     base = distill.get_config(arg)
     base.data.taps = (2, 15, 27)
@@ -25,6 +39,9 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
     # 120 steps of 4 rows of 512 positions: 246k.
     base.optimizer.steps = base.train.steps = 120
     base.train.eval_every = 120
+    if size:
+        base.train.batch, base.optimizer.warmup = 2, 5
+        base.optimizer.steps = base.train.steps = base.train.eval_every = 30
     config.base = base
 
     reading = {**eagle.get_config(arg).objective, "name": "experiments._eagle_reading:make"}
@@ -37,7 +54,11 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         # Both are measured over three steps.
         "one_step": {"objective": {**unrolled, "steps": 1}, "measured_as": {"steps": 3}},
         "three_steps": {"objective": {**unrolled, "steps": 3}, "measured_as": {"steps": 3}},
+        # Three steps, of the highest tap alone.
+        "one_tap": {"objective": {**unrolled, "steps": 3, "taps": base.data.taps[-1:]}},
         "kl": {"objective": dict(kl)},
+        "reverse_kl": {"objective": {**kl, "divergence": "reverse_kl"}},
+        "jsd": {"objective": {**kl, "divergence": "jsd"}},
         "tvd": {"objective": {**kl, "divergence": "tvd"}},
         "lk": {"objective": {**kl, "divergence": "lk"}},
         "own_text": {"objective": dict(kl), "data": {"online": True, "taps": ()}},
@@ -61,6 +82,9 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "feature": pair("eagle_feature", "eagle_token", "sampled/alpha", "EAGLE (2401.15077), section 5.3"),
         "shifted_token": pair("eagle_both", "eagle_feature", "sampled/alpha", "EAGLE (2401.15077), section 5.3"),
         "steps": pair("three_steps", "one_step", "greedy/accepted", "EAGLE-3 (2503.01840), section 3"),
+        "fusion": pair("three_steps", "one_tap", "greedy/accepted", "EAGLE-3 (2503.01840), table 2"),
+        "reverse_kl": pair("reverse_kl", "kl", "sampled/alpha", "DistillSpec (2310.08461), section 5"),
+        "jsd": pair("jsd", "kl", "sampled/alpha", "DistillSpec (2310.08461), section 5"),
         "tvd": pair("tvd", "kl", "sampled/alpha", "DistillSpec (2310.08461), section 5"),
         "lk": pair("lk", "kl", "sampled/alpha", "-log alpha as the loss"),
         "text": pair("own_text", "human_text", "sampled/alpha", "DistillSpec (2310.08461), section 5"),
@@ -74,7 +98,7 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         ("eagle", "draft_model", "EAGLE (2401.15077), section 4"),
     ):
         config.pairs[f"{better}_{worse}"] = pair(f"{better}_chain", f"{worse}_chain", "tau", source)
-    config.only = ()
+    config.only = SMALL if size else ()
 
     # What people answered to the training prompts, of SPECJAX_DATA: JSONL or JSON lists.
     config.human = ("gsm8k/train.jsonl", "gpteacher/codegen-instruct.json", "gpteacher/roleplay-instruct.json")

@@ -1,8 +1,8 @@
 """Every small study of the papers, one after another: python -m experiments.small --minutes=170
 
-A study is a benchmark of configs/papers/<name>.py:small (some with a training before it) in runs/<name>; its summary
-goes to notebooks/results. Started again it skips what is finished, and goes on within the study that was interrupted.
-Rows of heads that the zoo does not hold are left out, as each study says.
+A study is a benchmark of configs/papers/<name>.py:small (some with a training before it) in runs/<name>, or another
+program, as --list says; its summary goes to notebooks/results. Started again it skips what is finished, and goes on
+within the study that was interrupted. Rows of heads that the zoo does not hold are left out, as each study says.
 
     NAME ...    studies; all of them where none is named
     --minutes   no study is begun after so long, and the one that runs is interrupted; 0 for no limit
@@ -65,12 +65,38 @@ def paper(name: str, *more: str) -> Step:
     return Step("benchmark", f"configs/papers/{name}.py:small", name, more=more)
 
 
-# The target of gloeckle is made here.
-MTP4 = Step("pretrain", "configs/mtp.py:small,heads=4", "mtp4", makes=None)
+# The target of gloeckle is made here, in half the steps of its config.
+MTP4 = Step(
+    "pretrain",
+    "configs/mtp.py:small,heads=4",
+    "mtp4",
+    makes=None,
+    more=("--config.train.steps=600", "--config.optimizer.steps=600"),
+)
 OF_MTP4 = (
     "--config.target.source={runs}/mtp4/target",
     "--config.prompts={runs}/mtp4/prompts.jsonl",
     "--config.rows.mtp.source={runs}/mtp4/drafter",
+)
+
+
+# What the ablations train on: 64 rows, and 64 held out.
+STORE = Step(
+    "hidden_states",
+    "configs/hidden_states.py:smollm2",
+    "ablations_store",
+    makes=None,
+    more=("--config.store.taps=(2, 15, 27)", "--config.parts.train.max_shards=1"),
+)
+ABLATIONS = Step(
+    "ablate",
+    "configs/ablations.py:smollm2,small",
+    "ablations",
+    more=(
+        "--config.base.data.store={runs}/ablations_store/train",
+        "--config.base.data.held_out.greedy={runs}/ablations_store/greedy",
+        "--config.base.data.held_out.sampled={runs}/ablations_store/sampled",
+    ),
 )
 
 
@@ -86,6 +112,7 @@ STUDIES: dict[str, tuple[Step, ...]] = {
     "chen": (paper("chen"),),
     "spec_bench": (paper("spec_bench"),),
     "off_distribution": (Step("off_distribution", "configs/off_distribution.py", "off_distribution"),),
+    "ablations": (STORE, ABLATIONS),
     "plan": (Step("plan", "configs/plan.py:smollm2", "plan"),),
     "gloeckle": (MTP4, paper("gloeckle", *OF_MTP4)),
 }

@@ -20,56 +20,12 @@
 # `RERUN = True` makes all of them again (about three hours on two cores; started again it goes on where it was).
 
 # %%
-import json
-import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
+
+sys.path.insert(0, "..")  # the repository, whose programs are not installed
+from experiments.paper_tables import MISSING, NOISE, compare, judge, pick, study, verdict
 
 RERUN = False
-Rows = list[dict]
-# What is measured twice differs by this much: smaller differences decide nothing.
-NOISE = 0.03
-
-
-def read(paper: str) -> Rows | None:
-    """Rows of a run over all its prompts and by category."""
-    file = Path(f"../runs/rerun/results/{paper}.json" if RERUN else f"results/{paper}.json")
-    return json.loads(file.read_text())["rows"] if file.exists() else None
-
-
-def pick(rows: Rows, **fields) -> Rows:
-    wanted = {"category": "all"} | fields
-    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-
-
-def verdict(ratios: list[float]) -> str:
-    """Whether the second of each pair is above the first."""
-    if not ratios:
-        return "undecided: the rows are missing"
-    if min(ratios) > 1 + NOISE:
-        return "agrees"
-    if max(ratios) < 1 - NOISE:
-        return "refutes, at this scale"
-    return "undecided: within noise" if max(ratios) < 1 + NOISE else "agrees in part"
-
-
-def compare(low: str, high: str, value: str = "tau", above: float = -1.0) -> Callable[[Rows], tuple[str, str]]:
-    """Whether one row is above another, at every draft length and temperature (above a bound) that both have."""
-
-    def check(rows: Rows) -> tuple[str, str]:
-        pairs = []
-        for a in pick(rows):
-            name = a["label"].split(" T=")[0].split(" ")
-            if name[0] != low or a["temperature"] <= above:
-                continue
-            partner = " ".join([high, *a["label"].split(" ")[1:]])
-            pairs += [(a[value], b[value]) for b in pick(rows, label=partner)]
-        shown = ", ".join(f"{a:.2f} -> {b:.2f}" for a, b in pairs) or "none"
-        return f"{value}: {shown}", verdict([b / a for a, b in pairs])
-
-    return check
-
 
 # %% [markdown]
 # ## Claims
@@ -77,14 +33,14 @@ def compare(low: str, high: str, value: str = "tau", above: float = -1.0) -> Cal
 # %%
 
 
-def expected(rows: Rows) -> tuple[str, str]:
+def expected(rows):
     """Measured over predicted speedup of every drafting row."""
     ratios = [row["speedup"] / row["speedup_predicted"] for row in pick(rows) if row["num_nodes"]]
     inside = 0.69 <= min(ratios) and max(ratios) <= 1.3
     return f"{min(ratios):.2f} to {max(ratios):.2f}", "agrees" if inside else "refutes, at this scale"
 
 
-def heads(rows: Rows) -> tuple[str, str]:
+def heads(rows):
     """Tokens a pass by heads used, greedy."""
     used = sorted(pick(rows, method="mtp", temperature=0.0), key=lambda row: row["num_nodes"])
     taus = [row["tau"] for row in used]
@@ -93,23 +49,23 @@ def heads(rows: Rows) -> tuple[str, str]:
     )
 
 
-def code_and_prose(rows: Rows) -> tuple[str, str]:
+def code_and_prose(rows):
     """Whether code accepts more than prose, with the most heads, greedy."""
     most = max((row["num_nodes"] for row in pick(rows, method="mtp")), default=0)
     code, prose = (pick(rows, category=c, method="mtp", num_nodes=most, temperature=0.0) for c in ("code", "prose"))
     if not code or not prose:
-        return "no such categories", "undecided: the rows are missing"
+        return "no such categories", MISSING
     return f"code {code[0]['tau']:.2f}, prose {prose[0]['tau']:.2f}", verdict([code[0]["tau"] / prose[0]["tau"]])
 
 
-def exits(rows: Rows) -> tuple[str, str]:
+def exits(rows):
     """Best speed of the target's own layers as a draft."""
     best = max(pick(rows, method="early_exit"), key=lambda row: row["speedup"])
     found = "agrees" if best["speedup"] > 1 + NOISE else "refutes for a target that was not trained to exit early"
     return f"best {best['label']}: {best['speedup']:.2f}x, alpha {best['alpha']:.2f}", found
 
 
-def lookahead(rows: Rows) -> tuple[str, str]:
+def lookahead(rows):
     """Best speed over windows."""
     best = max(pick(rows, method="lookahead"), key=lambda row: row["speedup"])
     return f"best {best['label']}: {best['speedup']:.2f}x, tau {best['tau']:.2f}", verdict([best["speedup"]])
@@ -144,19 +100,11 @@ CLAIMS = {
         ("more on code than on prose", "3.50 and 3.12 (4 heads)", code_and_prose),
     ],
 }
-if RERUN:
-    again = ["--runs=runs/rerun", "--out=runs/rerun/results", *CLAIMS]
-    subprocess.run([sys.executable, "-m", "experiments.small", *again], cwd="..", check=True)
-missing = []
 for paper, claims in CLAIMS.items():
-    rows = read(paper)
-    if rows is None:
-        missing.append(paper)
-        continue
-    for claim, published, check in claims:
-        ours, found = check(rows)
-        print(f"{paper}: {claim}\n    paper: {published}\n    ours:  {ours}\n    {found}")
-print("no run is committed of:", ", ".join(missing) or "none")
+    rows = study(paper, rerun=RERUN)
+    if rows is not None:
+        judge(claims, rows)
+    print()
 
 # %% [markdown]
 # The caveat is the same throughout: a model this small is cheap to run and hard to draft for, its draft is not much cheaper than

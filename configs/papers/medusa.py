@@ -4,7 +4,8 @@
     python -m experiments.benchmark --config=configs/papers/medusa.py:small --config.rows.chain.source=runs/medusa
 
 `vicuna7b`, `vicuna13b`: the published heads (one A100, batch 1). `small`: the zoo's heads on SmolLM2, or one's own
-(configs/medusa.py); rows without a source are left out.
+(configs/medusa.py), with fewer of the heads and calibrated trees of two sizes besides; rows without a source are left
+out.
 """
 
 from typing import Any
@@ -32,7 +33,9 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     """The config of one run."""
     setting = _base.choose(arg, (*SIZES, "small"), "medusa")
     if setting == "small":
-        return _base.small(heads("medusa", _base.head("medusa"), CHOICES), PUBLISHED, temperatures=(0.0, 0.7))
+        source = _base.head("medusa")
+        rows = heads("medusa", source, CHOICES) | sizes("medusa", source)
+        return _base.small(rows, PUBLISHED, temperatures=(0.0, 0.7), prompts_per_category=1)
     size = SIZES[setting]
     rows = heads("medusa", f"FasterDecoding/medusa-vicuna-{size}-v1.3", TREE_63)
     return _base.published(f"lmsys/vicuna-{size}-v1.3", rows, PUBLISHED, temperatures=(0.0, 0.7))
@@ -43,3 +46,10 @@ def heads(method: str, source: str, choices: tuple[tuple[int, ...], ...]) -> dic
     row = {"name": method, "source": source}
     tree = {**row, "tree": "choices", "choices": choices}
     return {"chain": {**row, "tree": "chain"}, "tree": tree, "typical": {**tree, "rule": "typical", "lossless": False}}
+
+
+def sizes(method: str, source: str) -> dict[str, dict[str, Any]]:
+    """Chains of one and two heads, and calibrated trees of 4 and 16 nodes."""
+    row = {"name": method, "source": source}
+    chains = {f"chain{n}": {**row, "tree": "chain", "nodes": n} for n in (1, 2)}
+    return chains | {f"sparse{n}": {**row, "tree": "calibrated", "nodes": n} for n in (4, 16)}

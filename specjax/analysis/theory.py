@@ -38,6 +38,30 @@ def expected_tokens(acceptance: Acceptance, gamma: int) -> float:
     return float(1.0 + np.cumprod(_rates(acceptance, gamma)).sum())
 
 
+def rate_for_tokens(tokens: float, gamma: int) -> float:
+    """The constant acceptance rate that gives so many tokens a pass: the inverse of `expected_tokens`.
+
+    For published tables that give tokens a pass and no rate.
+
+    Args:
+        tokens: a pass, bonus included, in [1, gamma + 1].
+        gamma: drafted tokens, at least 1.
+
+    Returns:
+        alpha, to 1e-9.
+
+    Raises:
+        ValueError: no rate gives so many, or gamma < 1.
+    """
+    if gamma < 1 or not 1 <= tokens <= gamma + 1:
+        raise ValueError(f"tokens {tokens}, gamma {gamma}: expected gamma >= 1 and 1 to gamma + 1 tokens a pass.")
+    low, high = 0.0, 1.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, gamma) < tokens else (low, middle)
+    return high
+
+
 def walltime_improvement(acceptance: Acceptance, gamma: int, c: float) -> float:
     """Expected wall-time improvement `E / (gamma c + 1)`, a target pass costing the same at any width.
 

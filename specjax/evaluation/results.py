@@ -57,8 +57,12 @@ def write_json(path: epath.Path, document: Mapping[str, Any]) -> None:
     scratch.replace(path)
 
 
-def read_results(path: epath.Path) -> dict[str, Any]:
+def read_results(path: epath.Path, schemas: Sequence[str] = (SCHEMA,)) -> dict[str, Any]:
     """Reads a results.json.
+
+    Args:
+        path: of the file.
+        schemas: those that the caller can read.
 
     Raises:
         FileNotFoundError: there is none.
@@ -71,8 +75,9 @@ def read_results(path: epath.Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON ({error}): run the benchmark again") from error
     schema = document.get("meta", {}).get("schema") if isinstance(document, dict) else None
-    if schema != SCHEMA:
-        raise ValueError(f"{path} has schema {schema!r}, this version reads {SCHEMA!r}: run the benchmark again")
+    if schema not in schemas:
+        known = " and ".join(map(repr, schemas))
+        raise ValueError(f"{path} has schema {schema!r}, this version reads {known}: run the benchmark again")
     return document
 
 

@@ -37,6 +37,18 @@ def test_expected_tokens():
     assert analysis.expected_tokens(0.7, 0) == 1
 
 
+def test_the_rate_behind_published_tokens():
+    for alpha, gamma in ((0.8, 5), (0.3, 1), (0.95, 8)):
+        assert analysis.rate_for_tokens(analysis.expected_tokens(alpha, gamma), gamma) == pytest.approx(alpha, abs=1e-8)
+    # Gloeckle et al. 2024, table S2, code, two heads: a pass verifies one drafted token.
+    assert analysis.rate_for_tokens(1.94, 1) == pytest.approx(0.94, abs=1e-8)
+    assert analysis.rate_for_tokens(1, 4) == pytest.approx(0, abs=1e-8)
+    assert analysis.rate_for_tokens(5, 4) == pytest.approx(1, abs=1e-8)
+    for tokens, gamma in ((5.1, 4), (0.9, 4), (1.0, 0), (float("nan"), 4)):
+        with pytest.raises(ValueError, match=f"tokens {tokens}, gamma {gamma}: expected gamma >= 1 and 1 to gamma"):
+            analysis.rate_for_tokens(tokens, gamma)
+
+
 def test_expected_tokens_from_measured_positions_is_the_measured_tau():
     accepted = np.random.default_rng(0).integers(0, 5, 200)
     conditional = analysis.acceptance_by_position(accepted, 4).conditional

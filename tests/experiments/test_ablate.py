@@ -27,7 +27,7 @@ def config(tiny: Path, folder: Path, **more: object):
         "base.data.text": text,
         "base.data.held_out_text": text,
         "base.data.online": True,
-        "base.data.taps": (0,),
+        "base.data.taps": (0, 1),
         "base.data.row_length": 64,
         "base.data.held_out_rows": 6,
         "base.train.batch": 2,
@@ -40,9 +40,12 @@ def config(tiny: Path, folder: Path, **more: object):
         "max_new_tokens": 6,
         "resamples": 50,
     }
-    for cell in ("eagle_token", "eagle_feature", "eagle_both", "kl", "tvd", "lk", "own_text", "human_text"):
+    distilled = ("kl", "reverse_kl", "jsd", "tvd", "lk", "own_text", "human_text")
+    unrolled = {"one_step": (0, 1), "three_steps": (0, 1), "one_tap": (1,)}
+    changes |= {f"cells.{cell}.objective.taps": taps for cell, taps in unrolled.items()}
+    for cell in ("eagle_token", "eagle_feature", "eagle_both", *unrolled, *distilled):
         changes |= {f"cells.{cell}.objective.{key}": 16 for key in ("draft_vocab", "intermediate_size")}
-        if "eagle" not in cell:
+        if cell in distilled:
             changes[f"cells.{cell}.objective.layers"] = (0,)
     return build.load_config("configs/ablations.py", f"{tiny}/target", changes | more)
 
@@ -87,6 +90,18 @@ def test_what_cannot_be_compared(tiny: Path, tmp_path: Path) -> None:
         ablate.check(config(tiny, tmp_path, confidence=1.5))
     made = config(tiny, tmp_path, only=("tree",))
     assert ablate.needed(made, ablate.check(made)) == ["eagle_both", "static_tree", "dynamic_tree"]
+
+
+def test_the_small_setting_has_the_claims_of_four_papers_on_fewer_positions() -> None:
+    small, whole = (build.load_config("configs/ablations.py", arg) for arg in ("smollm2,small", "smollm2"))
+    assert set(ablate.check(small)) == set(small.only) < set(ablate.check(whole))
+    cells = ablate.needed(small, ablate.check(small))
+    assert {"one_tap", "reverse_kl", "jsd", "human_text"} < set(cells) and "medusa_chain" not in cells
+    positions = [c.base.train.steps * c.base.train.batch * c.base.data.row_length for c in (small, whole)]
+    assert positions == [30_720, 245_760] and small.base.optimizer.steps == small.base.train.steps
+    assert small.cells == whole.cells
+    with pytest.raises(ValueError, match="unknown argument 'tiny' of configs/ablations.py behind the target"):
+        build.load_config("configs/ablations.py", "smollm2,tiny")
 
 
 def test_people_answer_the_same_prompts(tiny: Path, tmp_path: Path) -> None:
@@ -154,15 +169,17 @@ def test_eagle_reads_what_it_is_told(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_and_its_resumption(tiny: Path, in_workdir: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    made = config(tiny, tmp_path, only=("feature", "tree", "text"))
+    made = config(tiny, tmp_path, only=("feature", "fusion", "reverse_kl", "tree", "text"))
     ablate.main(made)
     found = json.loads((in_workdir / "results.json").read_text())
-    assert [row["pair"] for row in found["rows"]] == ["feature", "text", "tree"]
+    assert [row["pair"] for row in found["rows"]] == ["feature", "fusion", "reverse_kl", "text", "tree"]
     for row in found["rows"]:
         assert row["verdict"] in ("agrees", "refutes", "undecided")
         assert row["units"] == len(found["cells"][row["better"]]["measures"][row["metric"]]) >= 2
         assert row["difference"] == pytest.approx(row["value_better"] - row["value_worse"])
     assert {found["cells"][name]["nodes"] for name in ("static_tree", "dynamic_tree")} == {8}
+    kl, reverse = (found["cells"][name]["measures"]["sampled/alpha"] for name in ("kl", "reverse_kl"))
+    assert kl != reverse
     token, feature = (found["cells"][f"eagle_{reads}"]["measures"]["sampled/alpha"] for reads in ("token", "feature"))
     assert token != feature
     # What is done is not done again.

@@ -53,6 +53,16 @@ def test_a_paper(paper: str, setting: str) -> None:
             build.load_config(f"configs/papers/{paper}.py", "large")
 
 
+def test_lookahead_moves_one_of_window_length_and_guesses_at_a_time() -> None:
+    rows = build.load_config("configs/papers/lookahead.py", "small").rows.to_dict()
+    shapes = {label: (r["window"], r["ngram"], r["guesses"]) for label, r in rows.items() if r["name"] == "lookahead"}
+    assert all(label.startswith("W{} N{} G{}".format(*shape)) for label, shape in shapes.items())
+    assert all(sum(a != b for a, b in zip(shape, (5, 3, 5), strict=True)) <= 1 for shape in shapes.values())
+    assert [len({shape[k] for shape in shapes.values()}) for k in range(3)] == [4, 3, 3]
+    own = {label for label, r in rows.items() if r.get("pool_from_prompt") is False}
+    assert own == {"W5 N3 G5 own", "W1 N3 G5 own"}
+
+
 def test_every_benchmark_config_of_a_paper_is_tested() -> None:
     files = {path.stem for path in (ROOT / "configs" / "papers").glob("[!_]*.py") if "_base" in path.read_text()}
     assert files == set(PAPERS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import _main, small, summarise
+from experiments import _main, ablate, small, summarise
 from specjax import build
 from tests.evaluation.test_report import META, ROWS, row
 from tests.experiments.test_report import save
@@ -32,6 +32,42 @@ def test_a_summary_has_no_tokens_and_its_command(tmp_path: Path, capsys: pytest.
     assert len(found["rows"]) == len(rows) and found["rows"][-1]["tau"] == 0.333333
     assert not any("divergences" in r for r in found["rows"])
     assert f"chen.json: {len(rows)} rows" in capsys.readouterr().out
+
+
+def test_a_summary_says_what_a_reader_has_to_know(tmp_path: Path) -> None:
+    folder = Path(save(tmp_path / "runs" / "chen", ROWS))
+    summarise.main([str(folder), f"--out={tmp_path}/out"])
+    assert "note" not in json.loads((tmp_path / "out" / "chen.json").read_text())["meta"]
+    summarise.main([str(folder), f"--out={tmp_path}/out", "--note=a busy machine"])
+    assert json.loads((tmp_path / "out" / "chen.json").read_text())["meta"]["note"] == "a busy machine"
+
+
+def test_a_summary_names_other_runs_by_where_they_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(save(tmp_path / "elsewhere" / "gloeckle", ROWS))
+    document = json.loads((folder / "results.json").read_text())
+    made = f"{tmp_path}/elsewhere/mtp4"
+    document["meta"] |= {
+        "command": f"{COMMAND} --config.target.source={made}/target",
+        "config": {"rows": [{"source": f"{made}/drafter"}], "target": {"source": "smollm2"}},
+    }
+    (folder / "results.json").write_text(json.dumps(document))
+    monkeypatch.chdir(tmp_path)  # A run may be named by a path from here, the others in it stand as they were typed.
+    summarise.main(["elsewhere/gloeckle", f"--out={tmp_path}/out"])
+    found = json.loads((tmp_path / "out" / "gloeckle.json").read_text())["meta"]
+    assert found["command"].endswith("--workdir=runs/gloeckle --config.seed=1 --config.target.source=runs/mtp4/target")
+    assert found["config"] == {"rows": [{"source": "runs/mtp4/drafter"}], "target": {"source": "smollm2"}}
+
+
+def test_ablations_have_a_summary_without_the_measures_of_every_row(tmp_path: Path) -> None:
+    folder = Path(save(tmp_path / "ablations", [{"pair": "tvd", "difference": 1 / 3}], ablate.SCHEMA))
+    document = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps(document | {"cells": {"kl": {"measures": {}}}}))
+    summarise.main([str(folder), f"--out={tmp_path}/out"])
+    found = json.loads((tmp_path / "out" / "ablations.json").read_text())
+    assert set(found) == {"meta", "rows"} and found["rows"] == [{"pair": "tvd", "difference": 0.333333}]
+    save(tmp_path / "other", [], "specjax.plan/1")
+    with pytest.raises(ValueError, match="'specjax.plan/1', this version reads 'specjax.benchmark/1' and 'specjax.abl"):
+        summarise.main([str(tmp_path / "other"), f"--out={tmp_path}/out"])
 
 
 def test_a_run_that_is_none(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from experiments import notebooks
+from specjax import build
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -44,6 +46,26 @@ def test_it_runs_and_shows_what_was_committed(notebook: tuple[Path, Any], kernel
     before = printed(found)
     notebooks.run(found, kernel, path.parent)
     assert before and printed(found) == before
+
+
+@pytest.mark.parametrize("name", ["03_block_verification", "05_medusa", "16_lookahead"])
+def test_rows_that_claims_are_about_are_rows_of_the_small_study(name: str) -> None:
+    """A label that no row has would stand as undecided for ever."""
+    text = notebooks.script(name).read_text()
+    (paper,) = re.findall(r'study\("(\w+)"', text)
+    rows = build.load_config(f"configs/papers/{paper}.py", "small").rows
+    along = [quoted for labels in re.findall(r"rising\(\(([^)]*)\)", text) for quoted in re.findall(r'"([^"]*)"', labels)]
+    pairs = [label for pair in re.findall(r'compare\("(\w+)", "(\w+)"', text) for label in pair]
+    asked = {label.partition(" T=")[0] for label in (*along, *pairs)}
+    assert asked and asked <= set(rows)
+
+
+@pytest.mark.parametrize("name", ["11_eagle_ablation", "12_eagle3_ablation", "13_distillspec"])
+def test_pairs_that_claims_are_about_are_trained_by_the_small_study(name: str) -> None:
+    text = notebooks.script(name).read_text()
+    asked = set(re.findall(r'paired\("(\w+)"', text))
+    assert re.findall(r'study\("(\w+)"', text) == ["ablations"]
+    assert asked and asked <= set(build.load_config("configs/ablations.py", "smollm2,small").only)
 
 
 def test_a_notebook_that_is_not_there() -> None:
