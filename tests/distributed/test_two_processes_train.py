@@ -157,7 +157,7 @@ def test_two_processes_give_the_answers_of_one(tmp_path: Path) -> None:
     lines = [json.dumps({"source": "s", "id": i, "prompt": f"prompt {i}"}) for i in range(7)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_COORDINATOR_ADDRESS")}
-    environment |= {"JAX_PLATFORMS": "cpu"}
+    environment |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
 
     def run(name: str, *more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "experiments.regenerate", f"--config=configs/regenerate.py:{tmp_path}/target"]
@@ -169,7 +169,8 @@ def test_two_processes_give_the_answers_of_one(tmp_path: Path) -> None:
 
     port = free_port()
     joined = ["--distributed=explicit", f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
-    both = finish([run("two", *joined, f"--process_id={index}") for index in range(2)])
+    # Each over its own two devices.
+    both = finish([run("two", *joined, f"--process_id={index}", "--config.mesh.data=-1") for index in range(2)])
     (alone,) = finish([run("one")])
     assert [code for code, _, _ in (*both, alone)] == [0, 0, 0], both[0][2] + both[1][2] + alone[2]
     assert "by the first of 2 processes, 7 in all" in both[0][1] and "answers written" not in both[1][1]
