@@ -171,12 +171,16 @@ def chosen_of(names: Sequence[str]) -> list[Program]:
 
 
 def write_table(runs: Path, out: Path) -> None:
-    """Writes a row for every program that has been compiled."""
-    lines = []
+    """Writes a row for every program that has been compiled, and the names of the others."""
+    lines, missing = [], []
     for program in programs():
         place = runs / program.name / FOUND
         if place.exists():
             lines.append(table_row(program.topology, json.loads(place.read_text())))
+        else:
+            missing.append(program.name)
+    if missing:
+        lines += ["", f"Not compiled yet: {', '.join(missing)}."]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, HEADER + "".join(f"{line}\n" for line in lines))
 
