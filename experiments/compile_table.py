@@ -172,7 +172,8 @@ def chosen_of(names: Sequence[str]) -> list[Program]:
 
 def write_table(runs: Path, out: Path) -> None:
     """Writes a row for every program that has been compiled, and the names of the others."""
-    lines, missing = [], []
+    lines: list[str] = []
+    missing: list[str] = []
     for program in programs():
         place = runs / program.name / FOUND
         if place.exists():
