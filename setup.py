@@ -44,7 +44,7 @@ EXTRAS = {
     "tensorboard": [TENSORBOARD],
     "search": ["optuna>=4.0"],
     "notebooks": ["jupyterlab>=4.2", *NOTEBOOKS],
-    "launch": ["etils[epath-gcs]>=1.12"],
+    "launch": ["etils[epath-gcs]>=1.12", "submitit>=1.5"],
     "test": [
         TORCH,
         TENSORBOARD,

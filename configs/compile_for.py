@@ -77,7 +77,7 @@ def get_config(arg: str = "llama3_8b,decode") -> config_dict.ConfigDict:
         "decay": 0.8,
     }
     config.data = {"row_length": 2048}
-    config.train = {"batch": 256, "accumulate": 1}
+    config.train = {"batch": 256, "accumulate": 1, "remat": "none"}
 
     if config.program == "decode":
         config.mesh = {"data": 1, "fsdp": 1, "tensor": -1, "target": "tp", "drafter": "dp"}

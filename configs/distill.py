@@ -67,6 +67,7 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
         "best": "greedy/match",
         "precision": "float32",
         "accumulate": 1,
+        "remat": "none",  # or full, dots, dots_no_batch: less memory for more work (docs/training.md)
         "ema": 0.0,
         "nonfinite": "stop",  # or skip: what a loss or gradient that is not finite leads to
         "profile": (),  # first step and number of steps to trace, such as (20, 5)

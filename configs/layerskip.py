@@ -75,6 +75,7 @@ def continued(target: str) -> config_dict.ConfigDict:
         "best": "greedy/match",
         "precision": "float32",
         "accumulate": 1,
+        "remat": "none",
         "ema": 0.0,
     }
     return config

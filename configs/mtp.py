@@ -88,6 +88,7 @@ def pretraining(size: str, heads: int, kind: str = "independent") -> config_dict
         "best": "code/match_1",
         "precision": "float32",
         "accumulate": 1,
+        "remat": "none",
         "ema": 0.0,
     }
     return config
@@ -135,6 +136,7 @@ def frozen(target: str) -> config_dict.ConfigDict:
         "best": "greedy/accepted",
         "precision": "float32",
         "accumulate": 1,
+        "remat": "none",
         "ema": 0.0,
     }
     config.mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "dp", "drafter": "dp"}

@@ -3,6 +3,7 @@
     python -m experiments.regenerate --config=configs/regenerate.py:smollm2 --workdir=runs/regenerate
 
 Interrupted, the same command goes on. `data.text` of the training configs takes the directory `answers` of the run.
+On a host of several accelerators, they share the rows: --config.mesh.data=-1 --config.layout=plain
 """
 
 from ml_collections import config_dict
@@ -18,5 +19,7 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
     # Any drafter: the rule is exact, so it changes the speed and not the text. Many rows at once need none.
     config.drafter = {"name": "autoregressive"}
     config.layout = "packed"  # for up to 32 tokens a pass on a CPU; `plain` on accelerators
+    # The devices of one host; every host answers a share of the prompts. -1: those that the other axes leave.
+    config.mesh = {"data": 1, "fsdp": 1, "tensor": 1, "target": "fsdp_tp", "drafter": "dp"}
     config.decode = {"temperature": 0.0, "max_new_tokens": 192, "batch": 32, "part": 128, "seed": 0}
     return config

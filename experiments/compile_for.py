@@ -162,7 +162,12 @@ def train_programs(config: ml_collections.ConfigDict, target: Target, at: Placem
         tables=with_shardings(tables, replicated(tables, at.mesh)),
         optimizer=OptimizerConfig(learning_rate=1e-4, steps=1000),
         config=TrainerConfig(
-            steps=1000, batch=rows, best="none", precision=config.precision, accumulate=config.train.accumulate
+            steps=1000,
+            batch=rows,
+            best="none",
+            precision=config.precision,
+            accumulate=config.train.accumulate,
+            remat=config.train.remat,
         ),
         train=NoRows(),
         held_out={},

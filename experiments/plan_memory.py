@@ -166,6 +166,7 @@ def training(
         steps=getattr(objective, "steps", 1),
         taps=len(objective.config.taps),
         gradients=2 * held["drafter"] + copy,
+        remat=config.train.remat,
     )
     return [(f"fsdp={chips}", Footprint(**held, cache=0))]
 

@@ -2,6 +2,7 @@
 
 The same command resumes. SPECJAX_DATA names the directory of the prompts. Started as several processes (the hosts of a
 slice, a SLURM job), each answers its share of the prompts and writes parts of its own into the common run directory.
+`config.mesh` is of one process: its own devices share the rows of its batch, or the target's weights.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments import _main
 from specjax import build
 from specjax.checkpoints.rundir import RunDirectory
+from specjax.parallel import AXES
 from specjax.training.regenerate import RegenerateConfig, read_prompts, regenerate
+
+# What does not change the answers of a run.
+FREE = (
+    *("max_prompts", "layout", "decode.batch", "decode.part"),
+    *(f"mesh.{name}" for name in (*AXES, "target", "drafter")),
+)
 
 
 def main(config: ml_collections.ConfigDict) -> None:
@@ -24,9 +32,9 @@ def main(config: ml_collections.ConfigDict) -> None:
     decode = RegenerateConfig(**config.decode.to_dict())
     share, workdir = (jax.process_index(), jax.process_count()), _main.workdir()
     if share[0] == 0:
-        RunDirectory(workdir).claim(config.to_dict(), free=("max_prompts", "layout", "decode.batch", "decode.part"))
+        RunDirectory(workdir).claim(config.to_dict(), free=FREE)
     multihost_utils.sync_global_devices("claimed")  # Nobody answers for a directory of another config.
-    target = build.target_from_config(config.target)
+    target = build.placed_target(config, jax.local_devices())
     loop, weights = build.regeneration_loop(config, target, decode.temperature)
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     with Progress(*columns, disable=share[0] > 0) as progress:

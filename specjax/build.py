@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import numbers
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +193,15 @@ def target_from_config(config: ml_collections.ConfigDict) -> Target:
     return checkpoints.load_target(config.source, dtype=config.get("dtype", "float32"))
 
 
-def placed_target(config: ml_collections.ConfigDict) -> Target:
-    """`config.target` with its parameters where `config.mesh`, if there is one, puts them: read into their shards."""
-    mesh = config.mesh.to_dict() if "mesh" in config else None
-    return checkpoints.load_target(config.target.source, dtype=config.target.get("dtype", "float32"), mesh=mesh)
+def placed_target(config: ml_collections.ConfigDict, devices: Sequence[jax.Device] | None = None) -> Target:
+    """`config.target` with its parameters where `config.mesh`, if there is one, puts them: read into their shards.
+
+    Args:
+        config: with `target`, and `mesh` or none.
+        devices: of the mesh; those of all processes by default.
+    """
+    mesh, dtype = config.mesh.to_dict() if "mesh" in config else None, config.target.get("dtype", "float32")
+    return checkpoints.load_target(config.target.source, dtype=dtype, mesh=mesh, devices=devices)
 
 
 # ---- Training ----

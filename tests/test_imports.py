@@ -30,7 +30,7 @@ LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 # Beside the layers: analysis knows no package of ours and serves all; testing is served by all but the top.
 OPTIONAL = (
     "torch", "wandb", "optuna", "IPython", "ipykernel", "jupyter_client", "jupytext", "nbclient", "nbformat", "pytest",
-    "gcsfs", "tensorboardX",
+    "gcsfs", "submitit", "tensorboardX",
 )  # fmt: skip
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 from etils import epath
 
 from specjax.checkpoints import names
@@ -24,6 +25,7 @@ def from_directory(
     dtype: str = "float32",
     name: str | None = None,
     mesh: Mapping[str, Any] | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Target:
     """Loads a Hugging Face directory, local or `gs://`; arguments and errors as for `load_target`."""
     directory = epath.Path(directory)
@@ -36,7 +38,7 @@ def from_directory(
     config = config_from_hf(hf, dtype)
     tensors = open_directory(directory)
     tokenizer = Tokenizer.from_directory(directory)
-    placement = make_placement(mesh or {}, config.head_dim)
+    placement = make_placement(mesh or {}, config.head_dim, devices)
     static, shapes = graph(config)
     places = None if placement is None else placement.target_shardings(shapes)
     return Target(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from etils import epath
 
 from specjax.checkpoints import gguf, llama2c
@@ -76,6 +77,7 @@ def load_target(
     dtype: str = "float32",
     cache_dir: str | Path | None = None,
     mesh: Mapping[str, Any] | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Target:
     """Loads a model, its tokenizer and its chat template.
 
@@ -85,9 +87,10 @@ def load_target(
             `llama2c:<file.bin>` with its tokenizer beside it.
         dtype: of the parameters and the residual stream: `float32`, `bfloat16` or `float16`.
         cache_dir: where fetched and converted models are kept; `~/.cache/specjax` by default.
-        mesh: how the model lies on all devices, of all processes: sizes of the axes `data`, `fsdp` and `tensor`, and
-            how `target` and `drafter` are split (see `specjax.parallel.make_placement`), such as {"tensor": 8,
-            "target": "tp"}. Every process reads its own parts alone. None for the default device.
+        mesh: how the model lies on `devices`: sizes of the axes `data`, `fsdp` and `tensor`, and how `target` and
+            `drafter` are split (see `specjax.parallel.make_placement`), such as {"tensor": 8, "target": "tp"}. Every
+            process reads its own parts alone. None for the default device.
+        devices: of the mesh; those of all processes by default.
 
     Raises:
         FileNotFoundError: there is no such model.
@@ -97,8 +100,9 @@ def load_target(
         PermissionError: its repository is gated, and there is no valid token.
     """
     check_dtype(dtype)  # Both before anything is fetched.
-    make_placement(mesh or {}, None)
-    return from_directory(locate(source, cache_dir), dtype=dtype, name=str(source), mesh=mesh)
+    make_placement(mesh or {}, None, devices)
+    directory = locate(source, cache_dir)
+    return from_directory(directory, dtype=dtype, name=str(source), mesh=mesh, devices=devices)
 
 
 def published_name(source: str) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from specjax.models.config import ModelConfig
+from specjax.models.remat import check_remat
 from specjax.parallel.mesh import AXES
 
 LOGITS_CHUNK = 256  # Positions whose draft logits exist at a time, see `over_positions`.
@@ -89,28 +90,43 @@ def training_temporaries(
     steps: int,
     taps: int,
     gradients: int,
+    remat: str = "none",
 ) -> int:
     """The largest arrays of an update of a one-layer draft unrolled over `steps`, the target running in the step.
 
     Args:
         target: frozen, run forward only: one layer's arrays are alive.
-        layer: of the draft, whose arrays are kept for the backward pass, all steps of them.
+        layer: of the draft, whose arrays are kept for the backward pass, all steps of them as far as `remat` says.
         sizes: of the mesh axes.
         rows: of the part of a batch that is in memory, over all devices.
         length: T.
         steps: of training-time test.
         taps: target layers that are kept.
         gradients: bytes of the draft's gradients and updates on a device.
+        remat: see `TrainerConfig`.
+
+    Raises:
+        ValueError: an unknown `remat`.
     """
+    check_remat(remat)
     here = rows / (sizes["data"] * sizes["fsdp"]) * length
     tensor, item = sizes["tensor"], np.dtype(target.dtype).itemsize
     forward = 2 * 4 * target.num_heads / tensor * length + 3 * item * target.intermediate_size / tensor
     kept = (taps + 2) * item * target.hidden_size
-    one_step = (4 + item) * layer.num_heads / tensor * length + item * (
-        3 * layer.intermediate_size / tensor + 8 * layer.hidden_size
-    )
+    scores, softmax = 4 * layer.num_heads / tensor * length, item * layer.num_heads / tensor * length
+    products = item * (3 * layer.intermediate_size / tensor + 8 * layer.hidden_size)
+    one_step = scores + softmax + products
+    # Of every step but the one whose backward pass runs: its inputs, and what the policy keeps.
+    inputs = item * (layer.hidden_size + 2 * layer.num_kv_heads * layer.head_dim / tensor)
+    others = {
+        "none": one_step,
+        "full": inputs,
+        "dots": inputs + scores + products,
+        "dots_no_batch": inputs + products,
+    }[remat]
     logits = 4 * (LSE_CHUNK * target.head_size + 3 * LOGITS_CHUNK * layer.head_size) / tensor
-    return round(here * (max(forward, steps * one_step) + kept) + logits) + gradients + gathered(target, sizes)
+    alive = max(forward, one_step + (steps - 1) * others) + kept
+    return round(here * alive + logits) + gradients + gathered(target, sizes)
 
 
 def gathered(config: ModelConfig, sizes: Mapping[str, int]) -> int:

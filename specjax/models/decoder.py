@@ -20,11 +20,14 @@ from specjax.models.attention import View, cached_attention, causal_mask, full_a
 from specjax.models.cache import KVCache, LayerCache, write
 from specjax.models.config import ModelConfig, RopeConfig
 from specjax.models.linear import Embedding, Linear
+from specjax.models.remat import recomputed
 from specjax.parallel import spread_rows
 
 Tap = int | str
 # attend(layer index, q [B,T,N,H], k [B,T,K,H], v [B,T,K,H]) -> [B,T,N,H]
 Attend = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
+# One layer's (x [B,T,d], positions [B,T]) -> [B,T,d].
+OneLayer = Callable[[jax.Array, jax.Array], jax.Array]
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -197,7 +200,7 @@ class Decoder(nnx.Module):
         skip: Collection[int] = (),
         taps: tuple[Tap, ...] = (),
     ) -> Activations:
-        """A pass over whole sequences without a cache, for training.
+        """A pass over whole sequences without a cache, for training; layers are `recomputed` where that is asked for.
 
         Args:
             inputs: token ids `[B, T]` or hidden states `[B, T, d]`.
@@ -213,7 +216,7 @@ class Decoder(nnx.Module):
         def attend(i: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             return full_attention(q, k, v, masks[self.config.windows[i]], self.config.attention_softcap)
 
-        return self._run(inputs, positions_bt, attend, start, stop, skip, taps)
+        return self._run(inputs, positions_bt, attend, start, stop, skip, taps, recomputed)
 
     def _run(
         self,
@@ -224,6 +227,7 @@ class Decoder(nnx.Module):
         stop: int | None,
         skip: Collection[int],
         taps: tuple[Tap, ...],
+        around: Callable[[OneLayer], OneLayer] = lambda layer: layer,
     ) -> Activations:
         depth = self.config.num_layers
         stop = depth if stop is None else stop
@@ -236,7 +240,8 @@ class Decoder(nnx.Module):
             if i in taps:
                 kept[i] = x
             if i not in skip:
-                x = spread_rows(self.layers[i](x, positions_bt, self.config.ropes[i], _bind(attend, i)))
+                layer = functools.partial(self.layers[i], rope=self.config.ropes[i], attend=_bind(attend, i))
+                x = spread_rows(around(layer)(x, positions_bt))
         if stop in taps:
             kept[stop] = x
         if "final" in taps:

@@ -20,6 +20,7 @@ from specjax.models.cache import KVCache, write
 from specjax.models.config import ModelConfig, RopeConfig
 from specjax.models.decoder import Attention, Decoder, GatedMLP, RMSNorm, Tap, merge, split
 from specjax.models.linear import Embedding, Linear, linear
+from specjax.models.remat import recomputed
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
@@ -204,7 +205,7 @@ class FeatureLayer(nnx.Module):
         Step 0 reads the target's features and sees the earlier ones of its document. Step k reads its own output of
         step k - 1 and the text's token k further on. It sees what decoding would see after k drafted tokens: the
         target's pairs up to its own position t, then the drafted pairs t+1 .. t+k, which are the entries that earlier
-        steps made *at t*.
+        steps made *at t*. Each step is `recomputed` where that is asked for.
 
         Args:
             tokens_bt: the text.
@@ -218,20 +219,27 @@ class FeatureLayer(nnx.Module):
             token t + 2 + k. Undefined where that lies beyond the document.
         """
         mask = causal_mask(positions_bt, segments_bt, None)
+
+        def one(tokens_bt: jax.Array, features_btd: jax.Array, at_bt: jax.Array, keys: Any, values: Any) -> Any:
+            own: list[tuple[jax.Array, jax.Array]] = []
+
+            def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+                own.append((k, v))
+                return _unrolled_attention(q, [*keys, k], [*values, v], mask, self.layer.attention_softcap)
+
+            features, hidden = self.mix(self._embed(tokens_bt), features_btd, at_bt, attend)
+            return features, hidden, *own[0]
+
+        made: list[jax.Array] = []
+        read: list[jax.Array] = []
         keys: list[jax.Array] = []
         values: list[jax.Array] = []
-
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            keys.append(k)
-            values.append(v)
-            return _unrolled_attention(q, keys, values, mask, self.layer.attention_softcap)
-
-        made, read = [], []
         for step in range(steps):
-            embeds = self._embed(ahead(tokens_bt, step + 1))
-            features_btd, hidden = self.mix(embeds, features_btd, positions_bt + step, attend)
+            inputs = ahead(tokens_bt, step + 1), features_btd, positions_bt + step
+            features_btd, *rest = recomputed(one)(*inputs, keys, values)
             made.append(features_btd)
-            read.append(hidden)
+            for kept, new in zip((read, keys, values), rest, strict=True):
+                kept.append(new)
         return made, read
 
     def _embed(self, tokens_bt: jax.Array) -> jax.Array:

@@ -26,6 +26,7 @@ from specjax.models.cache import KVCache, init_cache, write
 from specjax.models.config import ModelConfig
 from specjax.models.decoder import Decoder, DecoderLayer, RMSNorm, Tap, split
 from specjax.models.linear import Linear
+from specjax.models.remat import recomputed
 
 KINDS = ("independent", "sequential")
 FEEDBACK = ("hidden", "normed")
@@ -187,14 +188,17 @@ class Mtp(nnx.Module):
         positions_bt: jax.Array,
         segments_bt: jax.Array,
     ) -> jax.Array:
-        """Depth k over whole rows of documents, for training; arguments as in `cached` and `Decoder.full`."""
+        """Depth k over whole rows of documents, for training; arguments and `recomputed` as in `Decoder.full`."""
         c = self.config.layer
         mask = causal_mask(positions_bt, segments_bt, c.windows[0])
 
         def attend(q: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             return full_attention(q, key, value, mask, c.attention_softcap)
 
-        return self._run(k, hidden, embedded, positions_bt, attend)
+        def depth(hidden: jax.Array, embedded: jax.Array | None, positions_bt: jax.Array) -> jax.Array:
+            return self._run(k, hidden, embedded, positions_bt, attend)
+
+        return recomputed(depth)(hidden, embedded, positions_bt)
 
     def normed(self, k: int, hidden: jax.Array, target: Decoder) -> jax.Array:
         """What the head reads at depth k, from what depth k + 1 reads."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -88,14 +88,17 @@ class Placement:
         return jax.tree.map(spread, loaded)
 
 
-def make_placement(mesh: Mapping[str, Any], head_dim: int | None) -> Placement | None:
-    """A placement over all devices from what a config says; None for a mesh of one device, which needs no placing.
+def make_placement(
+    mesh: Mapping[str, Any], head_dim: int | None, devices: Sequence[jax.Device] | None = None
+) -> Placement | None:
+    """A placement over devices from what a config says; None for a mesh of one device, which needs no placing.
 
     Args:
         mesh: sizes of the axes `data`, `fsdp`, `tensor` (1 where they are not named, -1 for one of them: the devices
             that the others leave), and the presets `target` (split over all of these by default) and `drafter` (whole
             everywhere by default).
         head_dim: see `Placement`.
+        devices: to lay the mesh over; those of all processes by default.
 
     Raises:
         ValueError: an unknown axis or preset, or sizes that do not fit the devices.
@@ -109,9 +112,10 @@ def make_placement(mesh: Mapping[str, Any], head_dim: int | None) -> Placement |
     presets = {"target": mesh.get("target", "fsdp_tp"), "drafter": mesh.get("drafter", "dp")}
     for name in presets.values():
         check_preset(name)
-    if set(sizes.values()) == {1} or (jax.device_count() == 1 and set(sizes.values()) <= {1, -1}):
+    count = jax.device_count() if devices is None else len(devices)
+    if set(sizes.values()) == {1} or (count == 1 and set(sizes.values()) <= {1, -1}):
         return None
-    return Placement(make_mesh(**sizes), **presets, head_dim=head_dim)
+    return Placement(make_mesh(**sizes, devices=devices), **presets, head_dim=head_dim)
 
 
 def mesh_of(tree: Any) -> Mesh | None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from specjax.models import Decoder, Tap, merge
+from specjax.models.remat import rematerialised
 from specjax.parallel import Placement
 from specjax.training.data import Batch
 from specjax.training.objectives.base import Counted, Loss, Objective
@@ -55,10 +56,11 @@ class Statics:
     seed: int
     accumulate: int
     ema: float
+    remat: str = "none"
 
     def loss(self, params: Any, target_params: Any, tables: Any, batch: Batch, key: jax.Array | None) -> Loss:
         """The objective's, with the target's hidden states computed here where the rows lack them."""
-        with jax.default_matmul_precision(self.precision):
+        with jax.default_matmul_precision(self.precision), rematerialised(self.remat):
             target = merge(self.graph, target_params)
             params = as_computed(self.objective, params, target, tables)
             if self.online is not None:

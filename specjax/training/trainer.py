@@ -18,6 +18,7 @@ from specjax.checkpoints.rundir import MetricsWriter, RunDirectory, Sink
 from specjax.checkpoints.train_state import Checkpoints
 from specjax.decoding.sampling import check_seed
 from specjax.models import Tap, merge
+from specjax.models.remat import check_remat
 from specjax.models.target import Target
 from specjax.parallel import Agreement, Placement, batch_shardings
 from specjax.training import feed
@@ -35,7 +36,7 @@ PATIENCE = 10  # Updates in a row that may be skipped.
 # What of the config may change when a run is resumed: it may be trained for longer, and a store that has grown be cut
 # to what it was; whether it is that is seen by the number of rows.
 FREE = (
-    *("train.steps", "train.nonfinite", "train.profile", "data.max_shards"),
+    *("train.steps", "train.nonfinite", "train.profile", "train.remat", "data.max_shards"),
     *("decoding.prompts", "decoding.prompts_per_category", "decoding.max_new_tokens"),
 )
 
@@ -54,6 +55,8 @@ class TrainerConfig:
         precision: matmul precision, `float32` or `default` (the platform's).
         accumulate: parts that a batch is split into, one forward and backward pass each; the update is that of the
             whole batch.
+        remat: what the backward pass computes again of layers and drafted steps, to hold less at a time: `none`,
+            `full`, or all but some matrix products (see `specjax.models.remat`). Results are the same to rounding.
         ema: decay of an exponential moving average of the parameters, which is then evaluated and exported; 0 for none.
         nonfinite: what a loss or gradient that is not finite leads to: `stop`, or `skip`, which drops the update, keeps
             the ids of the rows among the metrics (`train/skipped_rows`) and stops after ten in a row.
@@ -62,7 +65,7 @@ class TrainerConfig:
 
     Raises:
         ValueError: a seed that is no uint32, a number below 1, a batch that does not split into its parts, a decay
-            outside [0, 1), an unknown `nonfinite`, or steps to profile that the run does not have.
+            outside [0, 1), an unknown `remat` or `nonfinite`, or steps to profile that the run does not have.
     """
 
     steps: int
@@ -73,6 +76,7 @@ class TrainerConfig:
     eval_every: int = 100
     precision: str = "float32"
     accumulate: int = 1
+    remat: str = "none"
     ema: float = 0.0
     nonfinite: str = "stop"
     profile: tuple[int, ...] = ()
@@ -84,6 +88,7 @@ class TrainerConfig:
                 raise ValueError(f"{name}={value}: expected at least 1")
         if self.accumulate < 1 or self.batch % self.accumulate:
             raise ValueError(f"accumulate={self.accumulate}: expected a divisor of batch={self.batch}")
+        check_remat(self.remat)
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema={self.ema}: expected 0 for none, or a decay below 1")
         if self.nonfinite not in ("stop", "skip"):
@@ -173,12 +178,14 @@ class Trainer:
         return update.lower(self._statics, self._abstract(), self.target.params, self.tables, batch)
 
     def flops(self, batch: Any) -> StepFlops:
-        """Operations of an update on such a batch.
+        """Operations of an update on such a batch; what is computed twice counts once.
 
         Raises:
             ValueError: they cannot be counted, see `step_flops`.
         """
-        traced = update.trace(self._statics, self._abstract(), self.target.params, self.tables, batch)
+        traced = update.trace(
+            dataclasses.replace(self._statics, remat="none"), self._abstract(), self.target.params, self.tables, batch
+        )
         return step_flops(traced.jaxpr)
 
     def evaluate(self, params: Any) -> dict[str, float]:
@@ -313,6 +320,7 @@ class Trainer:
             seed=c.seed,
             accumulate=c.accumulate,
             ema=c.ema,
+            remat=c.remat,
         )
 
     def _loop(

@@ -128,15 +128,15 @@ def test_two_processes_give_the_answers_of_one(tmp_path: Path) -> None:
     lines = [json.dumps({"source": "s", "id": i, "prompt": f"prompt {i}"}) for i in range(7)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
 
-    def run(name: str, count: int) -> list[Ended]:
+    def run(name: str, count: int, *more: str) -> list[Ended]:
         arguments = [
             *(f"--config=configs/regenerate.py:{tmp_path}/target", f"--config.prompts={tmp_path / 'prompts.jsonl'}"),
             *(f"--workdir={tmp_path / name}", "--config.layout=plain", "--config.decode.batch=2"),
             *("--config.decode.part=2", "--config.decode.max_new_tokens=8"),
         ]
-        return finish(start_program("regenerate", arguments, count=count))
+        return finish(start_program("regenerate", [*arguments, *more], count=count, devices=2))
 
-    both = run("two", 2)
+    both = run("two", 2, "--config.mesh.data=-1")  # each over its own two devices
     (alone,) = run("one", 1)
     assert [code for code, _, _ in (*both, alone)] == [0, 0, 0], both[0][2] + both[1][2] + alone[2]
     assert "by the first of 2 processes, 7 in all" in both[0][1] and "answers written" not in both[1][1]

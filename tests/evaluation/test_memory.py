@@ -51,6 +51,11 @@ def test_temporaries_grow_with_what_they_come_from_and_shrink_with_the_mesh():
     seven, three = (training_temporaries(LLAMA, layer, spread, steps=k, **options) for k in (7, 3))
     # Kept for the backward pass, a step: attention weights of a row in float32 and rounded.
     assert seven - three > 4 * 6 * 32 * 2048**2
+    kept = [
+        training_temporaries(LLAMA, layer, spread, steps=7, remat=remat, **options)
+        for remat in ("full", "dots_no_batch", "dots", "none")
+    ]
+    assert kept == sorted(set(kept)) and kept[-1] == seven
     assert gathered(LLAMA, one) == 0 and gathered(LLAMA, spread) == 2 * 128256 * 4096
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import io
 import os
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 
-from experiments.launch import jobset, slurm, tpu_vm, xpk
+from experiments.launch import jobset, slurm, submitit, tpu_vm, xpk
 
+ROOT = Path(__file__).resolve().parents[2]
 TRAIN = "python -m experiments.train --config=configs/papers/eagle3.py:llama3_8b --workdir=gs://bucket/eagle3"
 SLURM = ["--name=eagle3", f"--command={TRAIN}", "--nodes=2", "--gpus=8", "--dry-run"]
 TPU = ["--name=eagle3", f"--command={TRAIN}", "--type=v5litepod-256", "--zone=us-west4-a", "--dry-run"]
@@ -198,6 +204,107 @@ def test_a_workload_of_xpk(capsys):
     )
 
 
+SUBMITIT = """\
+cluster: slurm
+folder: runs/submitit/eagle3
+max_num_timeout: 50
+name: eagle3
+timeout_min: 1440
+nodes: 2
+tasks_per_node: 8
+gpus_per_node: 8
+slurm_array_parallelism: 256
+slurm_signal_delay_s: 120
+slurm_setup: ['unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY all_proxy ALL_PROXY']
+slurm_srun_args: ['--kill-on-bad-exit=1']
+slurm_additional_parameters: {'requeue': True, 'partition': 'h100', 'exclusive': True}
+"""
+
+
+def test_what_submitit_is_given(capsys, monkeypatch):
+    asked = [*SLURM, "--slurm=partition=h100", "--slurm=exclusive"]
+    assert printed(submitit, asked, capsys) == f"{SUBMITIT}task: {TRAIN} --require_platform=gpu\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("python -m a --x=1\npython -m a --x=2\n"))
+    text = printed(submitit, [*asked, "--command=-"], capsys)
+    assert text.splitlines()[-2:] == [f"task: python -m a --x={x} --require_platform=gpu" for x in (1, 2)]
+    assert "found nothing on standard input" in refused(submitit, [*asked, "--command=-"], capsys)
+
+
+needs_submitit = pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="needs submitit")
+
+
+def by_submitit(*arguments, **more):
+    """In a process of its own: submitit takes over logging."""
+    command = [sys.executable, "-m", "experiments.launch.submitit", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
+
+
+@needs_submitit
+def test_the_batch_script_of_submitit(tmp_path):
+    """As submitit writes it and hands it to SLURM, of which there are two commands here."""
+    for name, body in (("srun", ""), ("sbatch", f'cp "$1" {tmp_path}/script; echo Submitted batch job 7')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    asked = [word for word in SLURM if word != "--dry-run"] + ["--slurm=partition=h100", f"--folder={tmp_path}/logs"]
+    started = by_submitit(*asked, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    told, _ = started.communicate(timeout=120)
+    assert started.returncode == 0 and "submitted: 7, " in told, told
+    text = (tmp_path / "script").read_text()
+    head = {line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")}
+    wanted = {"--job-name=eagle3", "--nodes=2", "--ntasks-per-node=8", "--gpus-per-node=8", "--time=1440"}
+    assert wanted | {"--requeue", "--signal=USR2@120", "--partition=h100", "--open-mode=append"} <= head
+    assert "gpus-per-task" not in text and "unset http_proxy" in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+RESUMES = """
+import os, signal, sys, time
+from pathlib import Path
+place = Path(sys.argv[1])
+if (place / "saved").exists():
+    (place / "resumed").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+    sys.exit(0)
+def save(*_):
+    (place / "saved").write_text("")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+(place / "begun").write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+@needs_submitit
+@pytest.mark.parametrize("told", ["the job", "the program"])
+def test_submitit_has_a_program_save_and_starts_it_again(told, tmp_path):
+    """For real, on this machine: by submitit's own signal, and where the program alone is told to end."""
+    (tmp_path / "program.py").write_text(RESUMES)
+    program = f"{sys.executable} {tmp_path}/program.py {tmp_path}"
+    more = ["--name=again", "--cluster=local", "--gpus=0", f"--folder={tmp_path}/logs"]
+    started = by_submitit(*more, f"--command={program}")
+    until = time.monotonic() + 120
+    while not (tmp_path / "begun").exists() and time.monotonic() < until and started.poll() is None:
+        time.sleep(0.1)
+    program = int((tmp_path / "begun").read_text())
+    if told == "the program":
+        os.kill(program, signal.SIGTERM)
+    else:  # All processes get the signal, as they may from SLURM.
+        status = Path(f"/proc/{program}/status").read_text().splitlines()
+        (parent,) = (line.split()[1] for line in status if line.startswith("PPid"))
+        os.kill(program, signal.SIGUSR2)
+        os.kill(int(parent), signal.SIGUSR2)
+    told, _ = started.communicate(timeout=120)
+    assert started.returncode == 0 and (tmp_path / "resumed").exists(), told
+
+
+@needs_submitit
+def test_a_program_that_fails_is_not_started_again(tmp_path):
+    more = ["--name=fails", "--cluster=local", "--gpus=0", f"--folder={tmp_path}/logs"]
+    started = by_submitit(*more, f"--command=bash -c 'echo once >> {tmp_path}/seen; exit 2'")
+    told, _ = started.communicate(timeout=120)
+    assert started.returncode == 1 and "returned non-zero exit status 2" in told, told
+    assert (tmp_path / "seen").read_text() == "once\n"
+
+
 @pytest.mark.parametrize(
     ("recipe", "arguments", "message"),
     [
@@ -209,6 +316,11 @@ def test_a_workload_of_xpk(capsys):
         (tpu_vm, [*TPU, "--type=v99-8"], "type 'v99-8'"),
         (tpu_vm, [*TPU, "--command=python x.py --workdir=runs/x"], "workdir is 'runs/x'"),
         (xpk, [*XPK, "--slices=0"], "slices=0"),
+        (submitit, [*SLURM, "--gpus=0"], "gpus=0"),
+        (submitit, [*SLURM, "--command=a\nb"], "several lines"),
+        (submitit, [*SLURM, "--hours=0.01"], "hours=0.01, grace=120"),
+        (submitit, [*SLURM, "--cluster=local"], "nodes=2: expected 1"),
+        (submitit, [*SLURM, "--slurm==h100"], "slurm='=h100'"),
         (xpk, [*XPK, "--command=a\nb"], "several lines"),
         (jobset, [*JOBSET, "--accelerator=tpu-v5-lite-podslice"], "needs --topology"),
         (jobset, [*JOBSET, *ON_TPU, "--hosts=0"], "hosts=0"),
