@@ -225,11 +225,13 @@ def _retrieval(target: Target, source: str, **options: Any) -> Drafting:
     return Drafting("retrieval", Retrieval(**options), {}, store_tables(store))
 
 
-def _layer_skip(target: Target, skip: Sequence[int] = (), source: str = "", **options: Any) -> Drafting:
+def _layer_skip(target: Target, source: str = "", **options: Any) -> Drafting:
     """A set of layers, or the best one that a search found: the `search.json` of `experiments/search_skip.py`."""
-    if bool(skip) == bool(source):
-        raise ValueError(f"skip={tuple(skip)} and source={source!r} of layer_skip; expected one of them")
-    return _untrained("layer_skip", LayerSkip)(target, skip=tuple(skip) if skip else found_set(source), **options)
+    given = {name: tuple(options[name]) for name in ("skip", "skip_attention", "skip_mlp") if options.get(name)}
+    if bool(given) == bool(source):
+        said = ", ".join(f"{name}={layers}" for name, layers in (given or {"skip": ()}).items())
+        raise ValueError(f"{said} and source={source!r} of layer_skip; expected one of them")
+    return _untrained("layer_skip", LayerSkip)(target, **{**options, **(found_set(source) if source else {})})
 
 
 def _adaptive(target: Target, inner: Mapping[str, Any], widths: Sequence[int], **options: Any) -> Drafting:

@@ -125,9 +125,18 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, positions_bt: jax.Array, rope: RopeConfig | None, attend: Callable[..., jax.Array]
     ) -> jax.Array:
-        """`[B, T, d]` to `[B, T, d]`."""
+        """`[B, T, d]` to `[B, T, d]`: both sublayers."""
+        return self.transform(self.mix(x, positions_bt, rope, attend))
+
+    def mix(
+        self, x: jax.Array, positions_bt: jax.Array, rope: RopeConfig | None, attend: Callable[..., jax.Array]
+    ) -> jax.Array:
+        """The attention sublayer with its residual, `[B, T, d]` to `[B, T, d]`."""
         y = self.attn(self.attn_norm(x), positions_bt, rope, attend)
-        x = x + (y if self.attn_post_norm is None else self.attn_post_norm(y))
+        return x + (y if self.attn_post_norm is None else self.attn_post_norm(y))
+
+    def transform(self, x: jax.Array) -> jax.Array:
+        """The MLP sublayer with its residual, `[B, T, d]` to `[B, T, d]`."""
         y = self.mlp(self.mlp_norm(x))
         return x + (y if self.mlp_post_norm is None else self.mlp_post_norm(y))
 
@@ -164,6 +173,8 @@ class Decoder(nnx.Module):
         start: int = 0,
         stop: int | None = None,
         skip: Collection[int] = (),
+        skip_attention: Collection[int] = (),
+        skip_mlp: Collection[int] = (),
         taps: tuple[Tap, ...] = (),
     ) -> tuple[Activations, KVCache]:
         """One pass over new tokens: their keys and values are written behind `view.prefix` and attended to.
@@ -175,6 +186,8 @@ class Decoder(nnx.Module):
             start: first layer to run.
             stop: layer before which to stop (all by default).
             skip: layers left out (their cache slots are left as they are).
+            skip_attention: layers of which the attention is left out; so are their cache slots.
+            skip_mlp: layers of which the MLP is left out.
             taps: which activations to return.
         """
         layers = list(cache.layers)
@@ -183,7 +196,7 @@ class Decoder(nnx.Module):
             layers[i] = write(layers[i], k, v, view.start)
             return cached_attention(q, layers[i], view, self.config.windows[i], self.config.attention_softcap)
 
-        out = self._run(inputs, view.positions, attend, start, stop, skip, taps)
+        out = self._run(inputs, view.positions, attend, start, stop, (*skip, *skip_attention), (*skip, *skip_mlp), taps)
         return out, dataclasses.replace(cache, layers=tuple(layers))
 
     def full(
@@ -195,6 +208,8 @@ class Decoder(nnx.Module):
         start: int = 0,
         stop: int | None = None,
         skip: Collection[int] = (),
+        skip_attention: Collection[int] = (),
+        skip_mlp: Collection[int] = (),
         taps: tuple[Tap, ...] = (),
     ) -> Activations:
         """A pass over whole sequences without a cache, for training.
@@ -206,6 +221,8 @@ class Decoder(nnx.Module):
             start: as in `cached`.
             stop: as in `cached`.
             skip: as in `cached`.
+            skip_attention: as in `cached`.
+            skip_mlp: as in `cached`.
             taps: as in `cached`.
         """
         masks = {w: causal_mask(positions_bt, segments_bt, w) for w in set(self.config.windows)}
@@ -213,7 +230,7 @@ class Decoder(nnx.Module):
         def attend(i: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             return full_attention(q, k, v, masks[self.config.windows[i]], self.config.attention_softcap)
 
-        return self._run(inputs, positions_bt, attend, start, stop, skip, taps)
+        return self._run(inputs, positions_bt, attend, start, stop, (*skip, *skip_attention), (*skip, *skip_mlp), taps)
 
     def _run(
         self,
@@ -222,7 +239,8 @@ class Decoder(nnx.Module):
         attend: Attend,
         start: int,
         stop: int | None,
-        skip: Collection[int],
+        no_attention: Collection[int],
+        no_mlp: Collection[int],
         taps: tuple[Tap, ...],
     ) -> Activations:
         depth = self.config.num_layers
@@ -235,8 +253,12 @@ class Decoder(nnx.Module):
         for i in range(start, stop):
             if i in taps:
                 kept[i] = x
-            if i not in skip:
-                x = spread_rows(self.layers[i](x, positions_bt, self.config.ropes[i], _bind(attend, i)))
+            if i not in no_attention:
+                x = self.layers[i].mix(x, positions_bt, self.config.ropes[i], _bind(attend, i))
+            if i not in no_mlp:
+                x = self.layers[i].transform(x)
+            if i not in no_attention or i not in no_mlp:
+                x = spread_rows(x)
         if stop in taps:
             kept[stop] = x
         if "final" in taps:
