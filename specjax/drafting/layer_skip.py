@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,10 +26,11 @@ class LayerSkip(Stateless):
 
     Attributes:
         skip: layers left out whole, each 0..n-1.
-        skip_attention: layers of which the attention is left out as well.
-        skip_mlp: layers of which the MLP is left out as well. At least one sublayer must stay.
         num_nodes: N, tokens to draft.
         min_confidence: stop where the likeliest token has less than this probability; 0 drafts all.
+        skip_attention: layers of which the attention is left out as well.
+        skip_mlp: layers of which the MLP is left out as well. At least one sublayer must stay.
+        max_entropy: stop where the law's entropy in nats is greater; infinity drafts all.
     """
 
     skip: tuple[int, ...] = ()
@@ -38,9 +40,10 @@ class LayerSkip(Stateless):
     num_probes: int = 0
     skip_attention: tuple[int, ...] = ()
     skip_mlp: tuple[int, ...] = ()
+    max_entropy: float = math.inf
 
     def __post_init__(self) -> None:
-        check_chain(self.num_nodes, self.min_confidence)
+        check_chain(self.num_nodes, self.min_confidence, self.max_entropy)
 
     @property
     def depth(self) -> int:
@@ -105,6 +108,7 @@ class LayerSkip(Stateless):
             keys,
             num_nodes=self.num_nodes,
             min_confidence=self.min_confidence,
+            max_entropy=self.max_entropy,
             last_pass=False,
             head_size=target.config.head_size,
         )
