@@ -37,7 +37,7 @@ from specjax.evaluation.prompts import Prompt
 from specjax.models import Decoder, KVCache, Target, View, causal_view, init_cache, merge, pack
 from specjax.training.data import answers_at
 
-SCHEMA = "specjax.search_skip/1"
+SCHEMA = "specjax.search_skip/2"
 
 Text = tuple[Sequence[int], Sequence[int]]  # a prompt and its answer
 Sublayer = tuple[str, int]  # "attention" or "mlp", and the layer
