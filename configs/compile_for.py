@@ -41,6 +41,7 @@ DRAFTERS = {
     "recycling": {"name": "recycling"},
     "redrafter": {"name": "redrafter"},
     "suffix": {"name": "suffix"},
+    "suffix_tree": {"name": "suffix_tree"},
 }
 
 

@@ -101,6 +101,7 @@ def others() -> dict[str, dict]:
         "medusa_tree": {"name": "medusa", "source": MEDUSA, "tree": "calibrated", "nodes": 7},
         "hydra_tree": {"name": "hydra", "source": HYDRA, "tree": "calibrated", "nodes": 7},
         "suffix": {"name": "suffix", "num_nodes": 4},
+        "suffix_tree": {"name": "suffix_tree", "num_nodes": 6, "depth": 4},
         "recycling": {"name": "recycling", "num_nodes": 8},
         "lookahead": {"name": "lookahead", "window": 3, "ngram": 3, "guesses": 3},
         "jacobi": {"name": "jacobi", "num_nodes": 4},

@@ -1,4 +1,4 @@
-"""A search for the layers that drafting can skip.
+"""A search for the layers and sublayers that drafting can skip.
 
     python -m experiments.search_skip --config=configs/search_skip.py:smollm2
 
@@ -30,7 +30,8 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
     config.max_new_tokens = 16 if quick else 64
 
     config.trials = 4 if quick else 120
-    config.max_skipped = 0  # 0: all but one
+    config.parts = "sublayers"  # attentions and MLPs by themselves; or layers, whole ones
+    config.max_skipped = 0  # of these; 0: all but one
     config.num_nodes = 3  # tokens of a draft
     config.rounds = 2 if quick else 15  # of the timings
     config.seed = 0

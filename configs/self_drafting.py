@@ -77,12 +77,15 @@ def rows(quick: bool) -> dict:
         "jacobi": {"name": "jacobi", "num_nodes": 4},
         "prompt_lookup": {"name": "prompt_lookup", "num_nodes": 3},
         "suffix": {"name": "suffix", "num_nodes": lengths(3, 6, 8)},
+        "suffix_tree": {"name": "suffix_tree", "num_nodes": 8, "depth": 4},
         "recycling": {"name": "recycling", "num_nodes": 12},
         # A store that experiments.build_store wrote, or a text file; empty leaves the row out.
         "retrieval": {"name": "retrieval", "source": "", "num_nodes": 8, "depth": 4},
         "early_exit": {"name": "early_exit", "exit_layer": 4, "num_nodes": 3},
         "early_exit_sure": {"name": "early_exit", "exit_layer": 4, "num_nodes": 3, "min_confidence": 0.5},
         "layer_skip": {"name": "layer_skip", "skip": SKIP, "num_nodes": 3},
+        # Every other attention of the middle; MLPs are named with skip_mlp.
+        "layer_skip_attention": {"name": "layer_skip", "skip_attention": SKIP, "num_nodes": 3},
         # The search.json of experiments.search_skip; empty leaves the row out.
         "layer_skip_searched": {"name": "layer_skip", "source": "", "num_nodes": 3},
         # The run directory, or the zoo entry, of an adapter (configs/kangaroo.py); empty leaves the row out.
@@ -103,9 +106,10 @@ def rows(quick: bool) -> dict:
     # c of the row draft, and what a further token adds to a pass there, (t ratio - 1) / num_nodes.
     adaptive = {"name": "adaptive", "widths": (0, 2, 4), "draft_cost": 0.07, "pass_cost": 0.1}
     return found | {
-        # For comparison: a second model, one that stops where it is unsure, and one that is never right.
+        # For comparison: a second model, ones that stop where they are unsure, and one that is never right.
         "draft": {**draft, "num_nodes": lengths(2, 3, 4)},
         "draft_sure": {**draft, "num_nodes": 4, "min_confidence": 0.4},
+        "draft_low_entropy": {**draft, "num_nodes": 4, "max_entropy": 2.0},
         "draft_bad": {**bad, "num_nodes": 4},
         "adaptive_draft": {**adaptive, "inner": {**draft, "num_nodes": 4}},
         "adaptive_draft_bad": {**adaptive, "inner": {**bad, "num_nodes": 4}},

@@ -29,6 +29,7 @@ from specjax.drafting.recycling import Recycling
 from specjax.drafting.redrafter import RecurrentDrafter
 from specjax.drafting.registry import DRAFTERS
 from specjax.drafting.suffix import Suffix
+from specjax.drafting.suffix_tree import SuffixTree
 from specjax.models import ModelConfig, Target, graph
 from specjax.models.eagle import EagleConfig, draft_layer
 from specjax.models.kangaroo import kangaroo_config
@@ -97,6 +98,7 @@ UNTRAINED: dict[str, Callable[..., Drafter]] = {
     "prompt_lookup": PromptLookup,
     "recycling": Recycling,
     "suffix": Suffix,
+    "suffix_tree": SuffixTree,
 }
 ENSEMBLES: dict[str, Callable[..., Drafter]] = {
     "ensemble_mixture": EnsembleMixture,

@@ -8,6 +8,7 @@ stop at. Writes stop.json.
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 
 import jax
@@ -81,11 +82,16 @@ def check_stops(contender: LoopContender) -> None:
     Raises:
         ValueError: it cannot, or does.
     """
-    least = getattr(contender.loop.drafter, "min_confidence", None)
+    drafter = contender.loop.drafter
+    least, most = getattr(drafter, "min_confidence", None), getattr(drafter, "max_entropy", math.inf)
     if least is None:
         raise ValueError(f"row {contender.info.label!r}: {contender.info.method} has no min_confidence to choose")
     if least:
         raise ValueError(f"row {contender.info.label!r} stops early, min_confidence={least}: set it to 0 to choose it")
+    if most < math.inf:
+        raise ValueError(
+            f"row {contender.info.label!r} stops early, max_entropy={most}: leave it out to choose another"
+        )
 
 
 def record(contender: LoopContender, request: Request) -> tuple[np.ndarray, np.ndarray]:

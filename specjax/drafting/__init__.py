@@ -19,6 +19,7 @@ from specjax.drafting.recycling import Recycling
 from specjax.drafting.redrafter import RecurrentDrafter
 from specjax.drafting.retrieval import Retrieval
 from specjax.drafting.suffix import Suffix
+from specjax.drafting.suffix_tree import SuffixTree
 
 __all__ = [
     "Adaptive",
@@ -40,4 +41,5 @@ __all__ = [
     "Recycling",
     "Retrieval",
     "Suffix",
+    "SuffixTree",
 ]

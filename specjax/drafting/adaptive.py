@@ -69,9 +69,15 @@ class Adaptive:
     A row's nodes depend on that row alone, and on what it committed before: rows do not affect each other, and
     verification stays exact. Nothing drawn is dropped.
 
+    In a step where no row is drafted for, the inner drafter's `propose` is left out and its `commit` is not. One that
+    follows the text has a method `rest(params, tables, target, state, context) -> state`, called in place of
+    `propose`, that keeps room for what `commit` will bring: heads need none, EAGLE's and Hydra++'s pending hidden
+    states are run once in D such steps.
+
     Attributes:
-        inner: a drafter with a field `num_nodes` that reads no taps and makes no probes, and whose state does not
-            depend on `num_nodes`: a draft model, or one that `any_context` holds of.
+        inner: a drafter without probes: a draft model, one that `any_context` holds of, or one with `rest` (Medusa,
+            Hydra, ReDrafter, EAGLE). Narrower ones share its state; they are what its method `at_width(width)` says,
+            else have another `num_nodes`.
         widths: 0 first, then growing; the last is the inner drafter's own.
         draft_cost: the time of a draft pass over that of a one-token target pass: c in a benchmark's row of the inner
             drafter.
@@ -105,20 +111,21 @@ class Adaptive:
                 f"widths={self.widths} end with another number than the draft's {self.inner.num_nodes} nodes"
             )
         name = type(self.inner).__name__
-        if self.inner.taps or self.inner.num_probes:
-            raise ValueError(f"{name} reads taps or makes probes in every step, so its length cannot adapt")
-        if "num_nodes" not in {field.name for field in dataclasses.fields(self.inner)}:  # type: ignore[arg-type]
-            raise ValueError(f"{name} has no field num_nodes, so its length cannot adapt")
+        if self.inner.num_probes:
+            raise ValueError(f"{name} makes probes in every step, so its length cannot adapt")
+        fields = {field.name for field in dataclasses.fields(self.inner)}  # type: ignore[arg-type]
+        if not hasattr(self.inner, "at_width") and "num_nodes" not in fields:
+            raise ValueError(f"{name} has neither a method at_width nor a field num_nodes, so its length cannot adapt")
         for width in self.widths[1:-1]:
             try:
                 self._at(width)
             except ValueError as error:
                 raise ValueError(f"widths={self.widths}: {name} cannot draft {width} nodes ({error})") from error
-        if not isinstance(self.inner, DraftModel) and not any_context(self.inner):
+        if not isinstance(self.inner, DraftModel) and not any_context(self.inner) and not self._rests:
             raise ValueError(
                 f"{name} keeps a state that would miss what is committed while nothing is drafted, so its length "
-                "cannot adapt; a drafter of your own whose state allows it inherits Stateless or declares "
-                "any_context = True"
+                "cannot adapt; a drafter of your own whose state allows it inherits Stateless, declares "
+                "any_context = True or has a method rest"
             )
         if min(self.draft_cost, self.pass_cost) < 0:
             raise ValueError(f"draft_cost={self.draft_cost} and pass_cost={self.pass_cost}; expected no negative cost")
@@ -130,8 +137,8 @@ class Adaptive:
 
     @property
     def taps(self) -> tuple[Tap, ...]:
-        """None."""
-        return ()
+        """The inner drafter's."""
+        return self.inner.taps
 
     @property
     def num_nodes(self) -> int:
@@ -179,7 +186,7 @@ class Adaptive:
 
         # Where there is no middle width, one beyond the last tells too.
         whole, widths = shapes(self.inner), (*self.widths[1:-1], self.num_nodes + 1)
-        if jax.tree.leaves(whole) and any(shapes(self._at(width)) != whole for width in widths):
+        if not self._rests and jax.tree.leaves(whole) and any(shapes(self._at(width)) != whole for width in widths):
             name = type(self.inner).__name__
             raise ValueError(f"{name} keeps a state whose shape depends on num_nodes, so its length cannot adapt")
         return AdaptiveState(
@@ -232,7 +239,8 @@ class Adaptive:
         def padded(width: int) -> Any:
             def run(carry: tuple[Any, KVCache]) -> tuple[Draft, tuple[Any, KVCache]]:
                 if not width:
-                    return _pad(None, whole), carry
+                    inner = self._rest(params, tables, target, carry[0], context)
+                    return _pad(None, whole), (inner, carry[1])
                 draft, inner, cache = at(width, *carry)
                 return _pad(draft, whole), (inner, cache)
 
@@ -290,7 +298,17 @@ class Adaptive:
             length=context.length,
         )
 
+    @property
+    def _rests(self) -> bool:
+        return hasattr(self.inner, "rest")
+
+    def _rest(self, params: Any, tables: Any, target: Decoder, inner: Any, context: Context) -> Any:
+        return self.inner.rest(params, tables, target, inner, context) if self._rests else inner  # type: ignore[attr-defined]
+
     def _at(self, width: int) -> Drafter:
+        if hasattr(self.inner, "at_width"):
+            narrow: Drafter = self.inner.at_width(width)
+            return narrow
         return dataclasses.replace(self.inner, num_nodes=width)  # type: ignore[type-var]
 
     def _best(self, state: AdaptiveState, verified: float) -> jax.Array:

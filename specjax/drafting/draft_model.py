@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import flax.struct
@@ -14,7 +15,7 @@ from specjax.decoding import Context, Draft, Keys, Kind, Sampling, Scores, Verdi
 from specjax.decoding.sampling import DRAFT, log_law
 from specjax.decoding.tree import chain
 from specjax.decoding.widths import fitting, stop_widths
-from specjax.drafting.self_chain import check_confidence, confidence_of
+from specjax.drafting.self_chain import check_stop, stops_early, sure
 from specjax.models import (
     Decoder,
     KVCache,
@@ -125,6 +126,7 @@ class DraftModel(DraftNetwork):
             the one drawn from, so that verification stays exact; acceptance is highest where the laws are closest.
         shares: parameter groups taken from the target by reference (`embed`).
         min_confidence: stop where the likeliest token has less than this probability, at temperature 1; 0 drafts all.
+        max_entropy: stop where the law's entropy in nats, at temperature 1, is greater; infinity drafts all.
         window: committed tokens that the first pass of a step feeds; one more than the longest path that another
             drafter may have drafted.
     """
@@ -137,13 +139,14 @@ class DraftModel(DraftNetwork):
     num_probes: int = 0
     window: int = 2
     min_confidence: float = 0.0
+    max_entropy: float = math.inf
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
             raise ValueError(f"num_nodes={self.num_nodes}; a draft model drafts at least 1 token")
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} of a draft model; expected a factor above 0")
-        check_confidence(self.min_confidence)
+        check_stop(self.min_confidence, self.max_entropy)
         if self.window < 2:
             raise ValueError(f"window={self.window} of a draft model; expected at least 2 tokens, the root among them")
 
@@ -173,14 +176,14 @@ class DraftModel(DraftNetwork):
     ) -> tuple[Draft, DraftModelState, KVCache]:
         """gamma passes at most: one over the last committed tokens, then one a drafted token.
 
-        A node whose law gives its likeliest token less than `min_confidence` is left out, and all behind it: that
-        depends on the law and on earlier tokens alone, so verification stays exact.
+        A node whose law is not sure enough is left out, and all behind it: that depends on the law and on earlier
+        tokens alone, so verification stays exact.
         """
         network = self.network(params, target)
         vocab = tables.get("vocab")
 
         batch, nodes = context.tokens.shape[0], self.num_nodes
-        greedy = context.sampling.greedy
+        greedy, stops = context.sampling.greedy, stops_early(self.min_confidence, self.max_entropy)
 
         def run(own: KVCache, tokens_bt: jax.Array, start_b: jax.Array) -> tuple[jax.Array, KVCache]:
             out, own = network.cached(tokens_bt, own, causal_view(start_b, tokens_bt.shape[1]), taps=("normed",))
@@ -195,7 +198,7 @@ class DraftModel(DraftNetwork):
                 law = log_law(logits / self.temperature, context.sampling)
                 laws = jax.lax.dynamic_update_index_in_dim(c.laws, law, c.slot, 0)
                 pick = keys.sample(DRAFT, c.slot, law)
-            alive = c.alive & (confidence_of(logits) >= self.min_confidence) if self.min_confidence else c.alive
+            alive = c.alive & sure(logits, self.min_confidence, self.max_entropy)
             return _Carry(
                 slot=c.slot + 1,
                 cache=own,
@@ -222,7 +225,7 @@ class DraftModel(DraftNetwork):
         )
 
         def more(c: _Carry) -> jax.Array:
-            return (c.slot < nodes) & jnp.any(c.alive) if self.min_confidence else c.slot < nodes
+            return (c.slot < nodes) & jnp.any(c.alive) if stops else c.slot < nodes
 
         def body(c: _Carry) -> _Carry:
             normed, own = run(c.cache, c.token[:, None], context.length + c.slot - 1)
@@ -231,7 +234,7 @@ class DraftModel(DraftNetwork):
         done = jax.lax.while_loop(more, body, draw(root, own, begin))
         tokens = done.picks if vocab is None else vocab[done.picks]
         draft = chain(tokens, laws=None if greedy else done.laws.swapaxes(0, 1), vocab=vocab)
-        if self.min_confidence:
+        if stops:
             draft = dataclasses.replace(
                 draft, valid=done.valid, widths=fitting(done.valid, stop_widths(nodes, plain=True))
             )

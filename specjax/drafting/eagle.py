@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from specjax.decoding import Context, Draft, Keys, Kind, Sampling, Scores, Verdict
 from specjax.decoding.sampling import DRAFT, log_law
 from specjax.decoding.tree import chain
+from specjax.decoding.widths import switch_in_place
+from specjax.drafting.pending import path_nodes, still_pending
 from specjax.models import Decoder, KVCache, Tap, causal_view, init_cache
 from specjax.models.eagle import (
     EagleConfig,
@@ -34,11 +36,13 @@ class FeatureState:
         cache: of the draft; its `length` is not used, every pass says where it starts.
         features: `[B, D + 1, d]` of the pending pairs, in order.
         count: `[B]` how many are pending, at least 1.
+        ran: `[B]` how many of them the draft has run since the last verdict: all, or none in a step without a draft.
     """
 
     cache: KVCache
     features: jax.Array
     count: jax.Array
+    ran: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +98,7 @@ class FeatureDrafter:
             cache=init_cache(layer, batch, capacity + self.scratch),
             features=jnp.zeros((batch, self.depth + 1, layer.hidden_size), layer.dtype),
             count=jnp.ones((batch,), jnp.int32),
+            ran=jnp.zeros((batch,), jnp.int32),
         )
 
     def extend(
@@ -135,7 +140,7 @@ class FeatureDrafter:
         Returns:
             The feature after the root `[B, d]`, what the head reads there `[B, d]`, and the cache.
         """
-        width = self.depth + 1
+        width = state.features.shape[1]
         # Finished rows have emitted fewer tokens than they accepted; nothing is read of them.
         start = jnp.maximum(context.length - 1 - state.count, 0)
         slots = jnp.minimum(start[:, None] + 1 + jnp.arange(width), context.tokens.shape[1] - 1)
@@ -144,6 +149,17 @@ class FeatureDrafter:
         last = (state.count - 1)[:, None, None]
         feature = jnp.take_along_axis(features, last, axis=1)[:, 0]
         return feature, jnp.take_along_axis(hidden, last, axis=1)[:, 0], cache
+
+    def rest(self, params: Any, tables: Any, target: Decoder, state: FeatureState, context: Context) -> FeatureState:
+        """A step without a draft: the pair that it leaves joins the pending ones, which are run when they fill up."""
+        net = self.network(params, tables, target)
+
+        def run(cache: KVCache) -> tuple[jax.Array, KVCache]:
+            return state.count, self.catch_up(net, dataclasses.replace(state, cache=cache), context)[2]
+
+        full = jnp.any(state.count >= state.features.shape[1]).astype(jnp.int32)
+        ran, cache = switch_in_place(full, [lambda cache: (jnp.zeros_like(state.count), cache), run], state.cache)
+        return dataclasses.replace(state, cache=cache, ran=ran)
 
     def commit(
         self,
@@ -158,11 +174,11 @@ class FeatureDrafter:
     ) -> FeatureState:
         """Keeps the target's features of root and accepted path: with the tokens behind them, the next pairs."""
         del context, draft
-        index = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1) + 1
-        index = jnp.where(jnp.arange(index.shape[1]) <= verdict.num_accepted[:, None], index, 0)
+        index = path_nodes(verdict)
         kept = {tap: jnp.take_along_axis(x, index[..., None], axis=1) for tap, x in scores.taps.items()}
-        features = self.network(params, tables, target).fuse(kept)
-        return dataclasses.replace(state, features=features, count=verdict.num_accepted + 1)
+        fresh = self.network(params, tables, target).fuse(kept)
+        features, count = still_pending(state.features, state.count, state.ran, fresh, verdict.num_accepted + 1)
+        return dataclasses.replace(state, features=features, count=count, ran=jnp.zeros_like(count))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +234,7 @@ class EagleChain(FeatureDrafter):
         tokens_bn = jnp.concatenate([first[:, None], tokens.T], axis=1)
         if first_law is not None:
             laws = jnp.concatenate([first_law[:, None], laws.swapaxes(0, 1)], axis=1)
-        return chain(tokens_bn, laws=laws, vocab=vocab), dataclasses.replace(state, cache=own), cache
+        return chain(tokens_bn, laws=laws, vocab=vocab), dataclasses.replace(state, cache=own, ran=state.count), cache
 
 
 __all__ = ["EagleChain", "EagleConfig", "FeatureDrafter", "FeatureState"]

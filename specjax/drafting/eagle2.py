@@ -122,7 +122,7 @@ class EagleTree(FeatureDrafter):
             features = jnp.take_along_axis(made, parents, axis=1)
             seen = jnp.take_along_axis(seen, parents, axis=1)
             pool = pool.add(fresh)
-        return self._draft(pool, vocab), dataclasses.replace(state, cache=own), cache
+        return self._draft(pool, vocab), dataclasses.replace(state, cache=own, ran=state.count), cache
 
     def _candidates(self, logits_bmv: jax.Array, scores_bm: jax.Array, places_bm: jax.Array) -> _Pool:
         """The `top_k` likeliest tokens behind each node, node by node."""

@@ -14,7 +14,7 @@ import numpy as np
 from specjax.decoding import Context, Draft, Keys, Kind, Sampling
 from specjax.decoding.tree import TreeSpec
 from specjax.drafting.eagle import FeatureDrafter, FeatureState
-from specjax.drafting.heads import likeliest
+from specjax.drafting.heads import first_nodes, likeliest
 from specjax.models import Decoder, KVCache, View
 
 
@@ -43,6 +43,11 @@ class EagleStatic(FeatureDrafter):
     def depth(self) -> int:
         """D."""
         return self.tree.depth
+
+    def at_width(self, width: int) -> EagleStatic:
+        """The same head with the first nodes of its tree."""
+        tree = first_nodes(self.tree, width)
+        return dataclasses.replace(self, num_nodes=tree.num_nodes, tree=tree)
 
     def kind(self, sampling: Sampling) -> Kind:
         """Nodes are chosen, at every temperature."""
@@ -93,7 +98,7 @@ class EagleStatic(FeatureDrafter):
             features, hidden, own = net.cached(tokens, features, own, view)
             expanded = inner
         tokens_bn = picks if vocab is None else vocab[picks]
-        return self.tree.draft(tokens_bn, vocab=vocab), dataclasses.replace(state, cache=own), cache
+        return self.tree.draft(tokens_bn, vocab=vocab), dataclasses.replace(state, cache=own, ran=state.count), cache
 
 
 __all__ = ["EagleStatic"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ class EarlyExit(Stateless):
         exit_layer: E, how many layers draft.
         num_nodes: N, tokens to draft.
         min_confidence: stop where the likeliest token has less than this probability; 0 drafts all.
+        max_entropy: stop where the law's entropy in nats is greater; infinity drafts all.
     """
 
     exit_layer: int
@@ -34,9 +36,10 @@ class EarlyExit(Stateless):
     min_confidence: float = 0.0
     taps: tuple[Tap, ...] = ()
     num_probes: int = 0
+    max_entropy: float = math.inf
 
     def __post_init__(self) -> None:
-        check_chain(self.num_nodes, self.min_confidence)
+        check_chain(self.num_nodes, self.min_confidence, self.max_entropy)
 
     @property
     def depth(self) -> int:
@@ -87,6 +90,7 @@ class EarlyExit(Stateless):
             keys,
             num_nodes=self.num_nodes,
             min_confidence=self.min_confidence,
+            max_entropy=self.max_entropy,
             last_pass=True,
             head_size=target.config.head_size,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import flax.struct
 import jax
@@ -55,6 +55,11 @@ class LastHidden:
         count = valid.sum(-1)
         last = jnp.take_along_axis(taps["normed"], jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
         return HeadsState(jnp.where((count > 0)[:, None], last, state.hidden))
+
+    def rest(self, params: Any, tables: Any, target: Decoder, state: Any, context: Context) -> Any:
+        """A step without a draft: nothing to do, `commit` keeps what the next one reads."""
+        del params, tables, target, context
+        return state
 
     def commit(
         self,
@@ -111,6 +116,10 @@ class HeadsDrafter(LastHidden):
         """D, how many heads are used."""
         return self.tree.depth
 
+    def at_width(self, width: int) -> Self:
+        """The same heads with the first nodes of their tree."""
+        return dataclasses.replace(self, tree=first_nodes(self.tree, width))
+
     def init_params(self, key: jax.Array, target: Decoder) -> tuple[Any, Any]:
         """What training starts from: heads that say what the target says, of the first Vd tokens."""
         vocab = jnp.arange(self.config.head_size, dtype=jnp.int32)
@@ -122,6 +131,11 @@ class HeadsDrafter(LastHidden):
         for i, own in params["heads"].items():
             own["lm_head"] = {name: jnp.zeros(x.shape, x.dtype) for name, x in spare[i]["lm_head"].items()} | head
         return params, {"vocab": vocab}
+
+
+def first_nodes(tree: TreeSpec, count: int) -> TreeSpec:
+    """The first nodes of a tree, a tree as well: parents come before their children."""
+    return TreeSpec(tree.parents[:count], tree.child_ranks[:count])
 
 
 def likeliest(logits: jax.Array, count: int) -> jax.Array:

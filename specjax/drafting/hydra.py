@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding import Context, Draft, Keys, Scores, Verdict
+from specjax.decoding.widths import switch_in_place
 from specjax.drafting.heads import HeadsDrafter, HeadsState, likeliest
+from specjax.drafting.pending import path_nodes, still_pending
 from specjax.models import Decoder, KVCache, Tap, causal_view, init_cache, merge
 from specjax.models.medusa import HydraConfig, HydraHeads, PrefixLayer, heads_graph
 
@@ -90,11 +92,13 @@ class PrefixState(HeadsState):
         cache: of the layer; its `length` is not used.
         pending: `[B, D + 1, d]` hidden states that the target has made since the last draft, in order.
         count: `[B]` how many are pending, at least 1; the last is that before the root.
+        ran: `[B]` how many of them the layer has run since the last verdict: all, or none in a step without a draft.
     """
 
     cache: KVCache
     pending: jax.Array
     count: jax.Array
+    ran: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +124,7 @@ class HydraPlusPlus(Hydra):
             cache=init_cache(self.config.prefix, batch, capacity),
             pending=jnp.zeros((batch, self.depth + 1, hidden.shape[-1]), hidden.dtype),
             count=jnp.ones((batch,), jnp.int32),
+            ran=jnp.zeros((batch,), jnp.int32),
         )
 
     def extend(
@@ -153,13 +158,23 @@ class HydraPlusPlus(Hydra):
     ) -> tuple[Draft, PrefixState, KVCache]:
         """A pass of the layer over what is pending, then the heads'."""
         assert isinstance(state, PrefixState)
-        # Finished rows have emitted fewer tokens than they accepted; nothing is read of them.
-        start = jnp.maximum(context.length - 1 - state.count, 0)
-        view = causal_view(start, self.depth + 1)
-        out, own = self._prefix(params).cached(state.pending, state.cache, view)
+        out, own = self._catch_up(params, state, context)
         hidden = jnp.take_along_axis(out, (state.count - 1)[:, None, None], axis=1)[:, 0]
         draft, _, cache = super().propose(params, tables, target, cache, HeadsState(hidden), context, keys)
-        return draft, dataclasses.replace(state, cache=own), cache
+        return draft, dataclasses.replace(state, cache=own, ran=state.count), cache
+
+    def rest(self, params: Any, tables: Any, target: Decoder, state: HeadsState, context: Context) -> PrefixState:
+        """A step without a draft: its hidden state joins the pending ones, which are run when they fill up."""
+        del tables, target
+        assert isinstance(state, PrefixState)
+        waiting = state
+
+        def run(cache: KVCache) -> tuple[jax.Array, KVCache]:
+            return waiting.count, self._catch_up(params, dataclasses.replace(waiting, cache=cache), context)[1]
+
+        full = jnp.any(waiting.count >= waiting.pending.shape[1]).astype(jnp.int32)
+        ran, cache = switch_in_place(full, [lambda cache: (jnp.zeros_like(waiting.count), cache), run], waiting.cache)
+        return dataclasses.replace(waiting, cache=cache, ran=ran)
 
     def commit(
         self,
@@ -175,10 +190,16 @@ class HydraPlusPlus(Hydra):
         """Keeps the target's hidden states of root and accepted path."""
         del params, tables, target, context, draft
         assert isinstance(state, PrefixState)
-        nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1) + 1
-        nodes = jnp.where(jnp.arange(nodes.shape[1]) <= verdict.num_accepted[:, None], nodes, 0)
-        pending = jnp.take_along_axis(scores.taps["normed"], nodes[..., None], axis=1)
-        return dataclasses.replace(state, pending=pending, count=verdict.num_accepted + 1)
+        fresh = jnp.take_along_axis(scores.taps["normed"], path_nodes(verdict)[..., None], axis=1)
+        pending, count = still_pending(state.pending, state.count, state.ran, fresh, verdict.num_accepted + 1)
+        return dataclasses.replace(state, pending=pending, count=count, ran=jnp.zeros_like(count))
+
+    def _catch_up(self, params: Any, state: PrefixState, context: Context) -> tuple[jax.Array, KVCache]:
+        """Runs the pending hidden states through the layer; what it makes of them `[B, D + 1, d]`, and its cache."""
+        # Finished rows have emitted fewer tokens than they accepted; nothing is read of them.
+        start = jnp.maximum(context.length - 1 - state.count, 0)
+        view = causal_view(start, state.pending.shape[1])
+        return self._prefix(params).cached(state.pending, state.cache, view)
 
     def _prefix(self, params: Any) -> PrefixLayer:
         layer = self._network(params).prefix

@@ -6,6 +6,7 @@ Double early exit: out of the target after layer E, and out of drafting where th
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import flax.struct
@@ -38,15 +39,17 @@ class Kangaroo(Stateless):
         config: the adapter.
         num_nodes: N, tokens to draft at most (gamma).
         min_confidence: stop where the likeliest token has less than this probability (eta); 0 drafts all.
+        max_entropy: stop where the law's entropy in nats is greater; infinity drafts all.
     """
 
     config: KangarooConfig
     num_nodes: int = 6
     min_confidence: float = 0.6
     num_probes: int = 0
+    max_entropy: float = math.inf
 
     def __post_init__(self) -> None:
-        check_chain(self.num_nodes, self.min_confidence)
+        check_chain(self.num_nodes, self.min_confidence, self.max_entropy)
 
     @property
     def taps(self) -> tuple[Tap, ...]:
@@ -130,6 +133,7 @@ class Kangaroo(Stateless):
             keys,
             num_nodes=self.num_nodes,
             min_confidence=self.min_confidence,
+            max_entropy=self.max_entropy,
             last_pass=True,
             head_size=self.config.head_size,
             vocab=tables.get("vocab"),

@@ -22,6 +22,11 @@ def prefix_tree(tokens_bcj: jax.Array, valid_bcj: jax.Array, num_nodes: int) -> 
     Returns:
         A draft of fixed choices; surplus nodes are invalid.
     """
+    return counted_prefix_tree(tokens_bcj, valid_bcj, num_nodes)[0]
+
+
+def counted_prefix_tree(tokens_bcj: jax.Array, valid_bcj: jax.Array, num_nodes: int) -> tuple[Draft, jax.Array]:
+    """`prefix_tree`, and how many candidates begin as each node's path: int32 `[B, N]`, 0 for surplus nodes."""
     batch, candidates, length = tokens_bcj.shape
     valid = jnp.cumprod(valid_bcj, axis=2).astype(bool)
     alike = jnp.cumprod(tokens_bcj[:, :, None] == tokens_bcj[:, None], axis=3).astype(bool)  # [B, C, C, J]
@@ -42,10 +47,11 @@ def prefix_tree(tokens_bcj: jax.Array, valid_bcj: jax.Array, num_nodes: int) -> 
     above = jnp.maximum(depth - 1, 0)
     parent = at(place.reshape(batch, candidates, length), at(owner, candidate, above), above)
     there = best >= 0
-    return Draft(
+    draft = Draft(
         tokens=at(tokens_bcj, candidate, depth).astype(jnp.int32),
         parents=jnp.where(there & (depth > 0), parent, -1),
         valid=there,
         law=jnp.full((batch, num_nodes), -1, jnp.int32),
         laws=jnp.zeros((batch, 0, 1), jnp.float32),
     )
+    return draft, jnp.where(there, best // (length * candidates), 0).astype(jnp.int32)

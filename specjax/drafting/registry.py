@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -41,6 +42,7 @@ from specjax.drafting.recycling import Recycling
 from specjax.drafting.redrafter import RecurrentDrafter
 from specjax.drafting.retrieval import Retrieval, store_tables
 from specjax.drafting.suffix import Suffix
+from specjax.drafting.suffix_tree import SuffixTree
 from specjax.drafting.text_store import index_texts, load_store
 from specjax.drafting.token_map import map_tokens
 from specjax.models import ModelConfig, Target, merge
@@ -83,11 +85,16 @@ def _autoregressive(target: Target, num_nodes: int = 0) -> Drafting:
 
 
 def _draft_model(
-    target: Target, source: str, num_nodes: int = 4, temperature: float = 1.0, min_confidence: float = 0.0
+    target: Target,
+    source: str,
+    num_nodes: int = 4,
+    temperature: float = 1.0,
+    min_confidence: float = 0.0,
+    max_entropy: float = math.inf,
 ) -> Drafting:
     """A chain of a zoo entry or saved drafter, or of any model that `load_target` reads whose vocabulary fits."""
     config, params, tables, shares = _draft_network(target, source)
-    drafter = DraftModel(config, num_nodes, temperature, shares, min_confidence=min_confidence)
+    drafter = DraftModel(config, num_nodes, temperature, shares, min_confidence=min_confidence, max_entropy=max_entropy)
     return Drafting("draft_model", drafter, params, tables)
 
 
@@ -225,11 +232,13 @@ def _retrieval(target: Target, source: str, **options: Any) -> Drafting:
     return Drafting("retrieval", Retrieval(**options), {}, store_tables(store))
 
 
-def _layer_skip(target: Target, skip: Sequence[int] = (), source: str = "", **options: Any) -> Drafting:
+def _layer_skip(target: Target, source: str = "", **options: Any) -> Drafting:
     """A set of layers, or the best one that a search found: the `search.json` of `experiments/search_skip.py`."""
-    if bool(skip) == bool(source):
-        raise ValueError(f"skip={tuple(skip)} and source={source!r} of layer_skip; expected one of them")
-    return _untrained("layer_skip", LayerSkip)(target, skip=tuple(skip) if skip else found_set(source), **options)
+    given = {name: tuple(options[name]) for name in ("skip", "skip_attention", "skip_mlp") if options.get(name)}
+    if bool(given) == bool(source):
+        said = ", ".join(f"{name}={layers}" for name, layers in (given or {"skip": ()}).items())
+        raise ValueError(f"{said} and source={source!r} of layer_skip; expected one of them")
+    return _untrained("layer_skip", LayerSkip)(target, **{**options, **(found_set(source) if source else {})})
 
 
 def _adaptive(target: Target, inner: Mapping[str, Any], widths: Sequence[int], **options: Any) -> Drafting:
@@ -287,11 +296,14 @@ def _eagle3(
     return Drafting("eagle3", dynamic or EagleChain(saved.config, num_nodes), saved.params, saved.tables)
 
 
-def _kangaroo(target: Target, source: str, num_nodes: int = 6, min_confidence: float = 0.6) -> Drafting:
+def _kangaroo(
+    target: Target, source: str, num_nodes: int = 6, min_confidence: float = 0.6, max_entropy: float = math.inf
+) -> Drafting:
     """A trained adapter behind the target's first layers."""
     saved = _trained(target, source, "kangaroo")
     check_exit_layer(saved.config.exit_layer, target.config.num_layers)
-    return Drafting("kangaroo", Kangaroo(saved.config, num_nodes, min_confidence), saved.params, saved.tables)
+    drafter = Kangaroo(saved.config, num_nodes, min_confidence, max_entropy=max_entropy)
+    return Drafting("kangaroo", drafter, saved.params, saved.tables)
 
 
 def _redrafter(target: Target, source: str, **options: Any) -> Drafting:
@@ -312,6 +324,7 @@ DRAFTERS: dict[str, Callable[..., Drafting]] = {
     "recycling": _untrained("recycling", Recycling),
     "retrieval": _retrieval,
     "suffix": _untrained("suffix", Suffix),
+    "suffix_tree": _untrained("suffix_tree", SuffixTree),
     "draft_model": _draft_model,
     "draft_tree": _draft_tree,
     "eagle": _eagle,

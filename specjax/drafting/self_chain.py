@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -47,15 +48,16 @@ def draft_chain(
     *,
     num_nodes: int,
     min_confidence: float,
+    max_entropy: float,
     last_pass: bool,
     head_size: int,
     vocab: jax.Array | None = None,
 ) -> tuple[Draft, jax.Array, Any]:
     """Drafts token by token into the target cache's scratch slots, the root at slot `length - 1`.
 
-    A node whose law gives its likeliest token less than `min_confidence` is left out, and all behind it: that depends
-    on the law and on earlier tokens alone, so verification stays exact. The passes end when every row has stopped, and
-    the target's pass is as narrow as what they left allows.
+    A node whose law is not `sure` is left out, and all behind it: that depends on the law and on earlier tokens alone,
+    so verification stays exact. The passes end when every row has stopped, and the target's pass is as narrow as what
+    they left allows.
 
     Args:
         part: the layers that draft.
@@ -65,7 +67,8 @@ def draft_chain(
         context: what is committed.
         keys: of this step.
         num_nodes: N.
-        min_confidence: see above; 0 drafts all nodes.
+        min_confidence: see `sure`; 0 sets no bound.
+        max_entropy: see `sure`; infinity sets no bound.
         last_pass: also run the last node through `part`, without the head.
         head_size: Vd, logits that the head gives.
         vocab: int32 `[Vd]` target ids of a reduced draft vocabulary.
@@ -80,24 +83,24 @@ def draft_chain(
     def draw(read_b1d: jax.Array, slot: jax.Array, picks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         so_far = jnp.broadcast_to(jnp.arange(num_nodes) < slot, (batch, 1, num_nodes))
         logits = context.process(head(read_b1d), picks, so_far, vocab)[:, 0]
-        confidence = confidence_of(logits)
+        goes_on = sure(logits, min_confidence, max_entropy)
         if greedy:
-            return jnp.argmax(logits, -1).astype(jnp.int32), confidence, jnp.zeros((batch, 0), jnp.float32)
+            return jnp.argmax(logits, -1).astype(jnp.int32), goes_on, jnp.zeros((batch, 0), jnp.float32)
         law = log_law(logits, context.sampling)
-        return keys.sample(DRAFT, slot, law), confidence, law
+        return keys.sample(DRAFT, slot, law), goes_on, law
 
     def nothing(read_b1d: jax.Array, slot: jax.Array, picks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         del read_b1d, slot, picks
         return (
             jnp.zeros((batch,), jnp.int32),
-            jnp.zeros((batch,), jnp.float32),
+            jnp.ones((batch,), bool),
             jnp.zeros((batch, 0 if greedy else head_size), jnp.float32),
         )
 
     def body(c: _Carry) -> _Carry:
         hidden, read, caches = part(c.token[:, None], c.caches, causal_view(context.length - 1 + c.step, 1))
-        pick, confidence, law = jax.lax.cond(c.step < num_nodes, draw, nothing, read, c.step, c.picks)
-        alive = c.alive & (confidence >= min_confidence)
+        pick, goes_on, law = jax.lax.cond(c.step < num_nodes, draw, nothing, read, c.step, c.picks)
+        alive = c.alive & goes_on
         put = jnp.where(c.step < num_nodes, c.step, num_nodes)  # an index that is dropped in the pass without a head
         return _Carry(
             step=c.step + 1,
@@ -125,8 +128,27 @@ def draft_chain(
     draft = chain(tokens, laws=None if greedy else done.laws, vocab=vocab)
     # Without a last pass verification starts anew, and may be plain.
     sizes = stop_widths(num_nodes, plain=not last_pass)
-    widths = fitting(done.valid, sizes) if min_confidence else None
+    widths = fitting(done.valid, sizes) if stops_early(min_confidence, max_entropy) else None
     return dataclasses.replace(draft, valid=done.valid, widths=widths), done.hidden, done.caches
+
+
+def sure(logits: jax.Array, min_confidence: float, max_entropy: float) -> jax.Array:
+    """Whether a law of logits `[..., Vd]`, at temperature 1, is sure enough to go on drafting: `[...]` bool.
+
+    Entropy is what AdaEDL (Agrawal et al. 2024) stops by: its bound on acceptance, 1 - sqrt(gamma H), falls as entropy
+    grows, so that a least bound is a greatest entropy.
+
+    Args:
+        logits: processed, not warped.
+        min_confidence: least probability of the likeliest token; 0 sets no bound.
+        max_entropy: greatest entropy in nats; infinity sets no bound.
+    """
+    found = jnp.ones(logits.shape[:-1], bool)
+    if min_confidence:
+        found &= confidence_of(logits) >= min_confidence
+    if max_entropy < math.inf:
+        found &= entropy_of(logits) <= max_entropy
+    return found
 
 
 def confidence_of(logits: jax.Array) -> jax.Array:
@@ -134,22 +156,36 @@ def confidence_of(logits: jax.Array) -> jax.Array:
     return jnp.exp(logits.max(-1) - jax.nn.logsumexp(logits, -1))
 
 
-def check_chain(num_nodes: int, min_confidence: float) -> None:
+def entropy_of(logits: jax.Array) -> jax.Array:
+    """Entropy `[...]` in nats, at temperature 1, of logits `[..., Vd]`."""
+    log_p = jax.nn.log_softmax(logits, -1)
+    p = jnp.exp(log_p)
+    return -jnp.sum(jnp.where(p > 0, p * log_p, 0.0), -1)  # suppressed tokens have log-probability -inf
+
+
+def stops_early(min_confidence: float, max_entropy: float) -> bool:
+    """Whether a chain with these settings may end before its last node."""
+    return bool(min_confidence) or max_entropy < math.inf
+
+
+def check_chain(num_nodes: int, min_confidence: float, max_entropy: float) -> None:
     """Checks the settings of a chain.
 
     Raises:
-        ValueError: no node, or a confidence that is no probability.
+        ValueError: no node, a confidence that is no probability, or an entropy that no law has.
     """
     if num_nodes < 1:
         raise ValueError(f"num_nodes={num_nodes}; the target's own layers draft at least 1 token")
-    check_confidence(min_confidence)
+    check_stop(min_confidence, max_entropy)
 
 
-def check_confidence(min_confidence: float) -> None:
-    """Checks the confidence at which drafting stops.
+def check_stop(min_confidence: float, max_entropy: float) -> None:
+    """Checks the confidence and the entropy at which drafting stops.
 
     Raises:
-        ValueError: it is no probability.
+        ValueError: the one is no probability, or the other none that a law has.
     """
     if not 0 <= min_confidence < 1:
         raise ValueError(f"min_confidence={min_confidence}; expected a probability in [0, 1), 0 to draft every node")
+    if not max_entropy > 0:
+        raise ValueError(f"max_entropy={max_entropy}; expected nats above 0, infinity to draft every node")

@@ -117,9 +117,9 @@ def drafts(
 
 def unstopped(drafter: Drafter) -> Drafter:
     """The drafter that makes all its passes in every step; itself where it always does."""
-    if getattr(drafter, "min_confidence", 0):
-        return dataclasses.replace(drafter, min_confidence=0.0)  # type: ignore[type-var]
-    return drafter
+    never = {"min_confidence": 0.0, "max_entropy": math.inf}
+    changes = {name: value for name, value in never.items() if getattr(drafter, name, value) != value}
+    return dataclasses.replace(drafter, **changes) if changes else drafter  # type: ignore[type-var]
 
 
 def _with_root(context: Context, root_b: jax.Array) -> jax.Array:

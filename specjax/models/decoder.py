@@ -128,9 +128,18 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, positions_bt: jax.Array, rope: RopeConfig | None, attend: Callable[..., jax.Array]
     ) -> jax.Array:
-        """`[B, T, d]` to `[B, T, d]`."""
+        """`[B, T, d]` to `[B, T, d]`: both sublayers."""
+        return self.transform(self.mix(x, positions_bt, rope, attend))
+
+    def mix(
+        self, x: jax.Array, positions_bt: jax.Array, rope: RopeConfig | None, attend: Callable[..., jax.Array]
+    ) -> jax.Array:
+        """The attention sublayer with its residual, `[B, T, d]` to `[B, T, d]`."""
         y = self.attn(self.attn_norm(x), positions_bt, rope, attend)
-        x = x + (y if self.attn_post_norm is None else self.attn_post_norm(y))
+        return x + (y if self.attn_post_norm is None else self.attn_post_norm(y))
+
+    def transform(self, x: jax.Array) -> jax.Array:
+        """The MLP sublayer with its residual, `[B, T, d]` to `[B, T, d]`."""
         y = self.mlp(self.mlp_norm(x))
         return x + (y if self.mlp_post_norm is None else self.mlp_post_norm(y))
 
@@ -167,6 +176,8 @@ class Decoder(nnx.Module):
         start: int = 0,
         stop: int | None = None,
         skip: Collection[int] = (),
+        skip_attention: Collection[int] = (),
+        skip_mlp: Collection[int] = (),
         taps: tuple[Tap, ...] = (),
     ) -> tuple[Activations, KVCache]:
         """One pass over new tokens: their keys and values are written behind `view.prefix` and attended to.
@@ -178,6 +189,8 @@ class Decoder(nnx.Module):
             start: first layer to run.
             stop: layer before which to stop (all by default).
             skip: layers left out (their cache slots are left as they are).
+            skip_attention: layers of which the attention is left out; so are their cache slots.
+            skip_mlp: layers of which the MLP is left out.
             taps: which activations to return.
         """
         layers = list(cache.layers)
@@ -186,7 +199,7 @@ class Decoder(nnx.Module):
             layers[i] = write(layers[i], k, v, view.start)
             return cached_attention(q, layers[i], view, self.config.windows[i], self.config.attention_softcap)
 
-        out = self._run(inputs, view.positions, attend, start, stop, skip, taps)
+        out = self._run(inputs, view.positions, attend, start, stop, (*skip, *skip_attention), (*skip, *skip_mlp), taps)
         return out, dataclasses.replace(cache, layers=tuple(layers))
 
     def full(
@@ -198,6 +211,8 @@ class Decoder(nnx.Module):
         start: int = 0,
         stop: int | None = None,
         skip: Collection[int] = (),
+        skip_attention: Collection[int] = (),
+        skip_mlp: Collection[int] = (),
         taps: tuple[Tap, ...] = (),
     ) -> Activations:
         """A pass over whole sequences without a cache, for training; layers are `recomputed` where that is asked for.
@@ -209,6 +224,8 @@ class Decoder(nnx.Module):
             start: as in `cached`.
             stop: as in `cached`.
             skip: as in `cached`.
+            skip_attention: as in `cached`.
+            skip_mlp: as in `cached`.
             taps: as in `cached`.
         """
         masks = {w: causal_mask(positions_bt, segments_bt, w) for w in set(self.config.windows)}
@@ -216,7 +233,8 @@ class Decoder(nnx.Module):
         def attend(i: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             return full_attention(q, k, v, masks[self.config.windows[i]], self.config.attention_softcap)
 
-        return self._run(inputs, positions_bt, attend, start, stop, skip, taps, recomputed)
+        no_attention, no_mlp = (*skip, *skip_attention), (*skip, *skip_mlp)
+        return self._run(inputs, positions_bt, attend, start, stop, no_attention, no_mlp, taps, recomputed)
 
     def _run(
         self,
@@ -225,7 +243,8 @@ class Decoder(nnx.Module):
         attend: Attend,
         start: int,
         stop: int | None,
-        skip: Collection[int],
+        no_attention: Collection[int],
+        no_mlp: Collection[int],
         taps: tuple[Tap, ...],
         around: Callable[[OneLayer], OneLayer] = lambda layer: layer,
     ) -> Activations:
@@ -239,8 +258,8 @@ class Decoder(nnx.Module):
         for i in range(start, stop):
             if i in taps:
                 kept[i] = x
-            if i not in skip:
-                layer = functools.partial(self.layers[i], rope=self.config.ropes[i], attend=_bind(attend, i))
+            if i not in no_attention or i not in no_mlp:
+                layer = self._layer(i, attend, attention=i not in no_attention, mlp=i not in no_mlp)
                 x = spread_rows(around(layer)(x, positions_bt))
         if stop in taps:
             kept[stop] = x
@@ -250,9 +269,15 @@ class Decoder(nnx.Module):
             kept["normed"] = self.final_norm(x)
         return Activations(hidden=x, taps=kept)
 
+    def _layer(self, i: int, attend: Attend, *, attention: bool, mlp: bool) -> OneLayer:
+        """Layer i, or one sublayer of it."""
 
-def _bind(attend: Attend, i: int) -> Callable[..., jax.Array]:
-    return lambda q, k, v: attend(i, q, k, v)
+        def run(x: jax.Array, positions_bt: jax.Array) -> jax.Array:
+            if attention:
+                x = self.layers[i].mix(x, positions_bt, self.config.ropes[i], functools.partial(attend, i))
+            return self.layers[i].transform(x) if mlp else x
+
+        return run
 
 
 def _norm(config: ModelConfig, width: int) -> RMSNorm:

@@ -210,7 +210,7 @@ def test_a_finished_row_drafts_nothing():
             lambda: Adaptive(Retrieval(16, depth=6), (0, 4, 16)),
             r"widths=.0, 4, 16.: Retrieval cannot draft 4 nodes .dep",
         ),
-        (lambda: Adaptive(Lookahead(2, 2, 2), (0, 2)), "Lookahead reads taps or makes probes"),
+        (lambda: Adaptive(Lookahead(2, 2, 2), (0, 2)), "Lookahead makes probes in every step"),
     ],
 )
 def test_what_cannot_adapt(make, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,9 @@ import pytest
 
 from specjax.decoding import Context, Keys, make_sampling, request_keys, score
 from specjax.decoding.widths import at_width, fitting, stop_widths
-from specjax.drafting import Adaptive, DraftModel, EarlyExit, Kangaroo, LayerSkip
+from specjax.drafting import Adaptive, Autoregressive, DraftModel, EarlyExit, Kangaroo, LayerSkip
+from specjax.drafting.self_chain import entropy_of, sure
+from specjax.evaluation.costs import unstopped
 from specjax.models import causal_view, init_cache, init_decoder, merge
 from specjax.models.kangaroo import kangaroo_config
 from specjax.testing import contract
@@ -40,12 +43,21 @@ SUBJECTS = {
 
 @pytest.mark.pitfall("transformers#34240")
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.slow if x == "layer_skip" else ()) for x in SUBJECTS]
+    ("name", "stop"),
+    [
+        *(pytest.param(x, "confidence", marks=pytest.mark.slow if x == "layer_skip" else ()) for x in SUBJECTS),
+        *(
+            pytest.param(x, "entropy", marks=() if x in ("draft_model", "early_exit") else pytest.mark.slow)
+            for x in SUBJECTS
+        ),
+    ],
 )
-def test_the_unsure_node_is_left_out_with_all_behind_it(name):
+def test_the_unsure_node_is_left_out_with_all_behind_it(name, stop):
     """The same draws as without a stop, cut at the first unsure law; a narrow pass says what a whole one says."""
     sub = SUBJECTS[name]()
-    tokens = jnp.pad(jax.random.randint(jax.random.key(0), (2, LENGTH), 0, sub.vocab), [(0, 0), (0, 16 - LENGTH)])
+    seed = 0 if stop == "confidence" else 1  # texts behind which some rows stop in their first half
+    tokens = jax.random.randint(jax.random.key(seed), (2, LENGTH), 0, sub.vocab)
+    tokens = jnp.pad(tokens, [(0, 0), (0, 16 - LENGTH)])
     length = jnp.full((2,), LENGTH)
     context = Context(tokens, length, make_sampling([1.0, 1.0]))
     keys = Keys(request_keys(0, [0, 1]), length)
@@ -64,13 +76,16 @@ def test_the_unsure_node_is_left_out_with_all_behind_it(name):
         return draft, score(target, cache, draft.replace(resume=None), context, ())[0].logits
 
     draft, logits = whole(sub.target, sub.params)
-    confidence = np.exp(np.asarray(draft.laws)).max(-1)
+    laws = np.asarray(draft.laws)
+    # Both grow with how sure a law is.
+    sureness = np.exp(laws).max(-1) if stop == "confidence" else (np.exp(laws) * laws).sum(-1)
     assert draft.widths is None and draft.valid.all()
     # Some row keeps a node, none keeps all.
-    running = np.minimum.accumulate(confidence, axis=1).max(0)
+    running = np.minimum.accumulate(sureness, axis=1).max(0)
     assert running[-1] < running[0]
     least = float(running[0] + running[-1]) / 2
-    stopping = dataclasses.replace(sub.drafter, min_confidence=least)
+    bound = {"min_confidence": least} if stop == "confidence" else {"max_entropy": -least}
+    stopping = dataclasses.replace(sub.drafter, **bound)
     sizes = stop_widths(NODES, plain=draft.resume is None)
     if name == "adaptive":
         sizes = (0, 2, NODES)
@@ -88,7 +103,7 @@ def test_the_unsure_node_is_left_out_with_all_behind_it(name):
         return draft, at_width(judge, draft, cache, NODES)[0].logits
 
     short, narrow = cut(sub.target, sub.params)
-    valid = np.cumprod(confidence >= least, axis=1).astype(bool)
+    valid = np.cumprod(sureness >= least, axis=1).astype(bool)
     np.testing.assert_array_equal(short.valid, valid)
     np.testing.assert_array_equal(short.tokens[valid], draft.tokens[valid])
     assert short.widths.sizes == sizes
@@ -112,11 +127,27 @@ def test_contract():
     assert sum(c.accepted[1:].sum() for c in done) > 0 < sum(c.accepted[0] for c in done)
 
 
-def test_law():
-    sub = own_draft(vocab=4, num_nodes=2, min_confidence=0.5)
+@pytest.mark.parametrize("bound", [{"min_confidence": 0.5}, {"max_entropy": 1.0}], ids=lambda x: next(iter(x)))
+def test_law(bound):
+    sub = own_draft(vocab=4, num_nodes=2, **bound)
     assert common.law_p_value(sub, Recursive, prompt=(0, 1, 3)) > common.FALSE_ALARM
 
 
-def test_confidence_is_a_probability():
+def test_entropy_is_in_nats_and_of_the_tokens_that_may_come():
+    logits = jnp.asarray([[0.0, 0.0, 0.0, 0.0], [3.0, -jnp.inf, 3.0, -jnp.inf], [9.0, -jnp.inf, -jnp.inf, -jnp.inf]])
+    np.testing.assert_allclose(entropy_of(logits), [np.log(4), np.log(2), 0.0], atol=1e-6)
+    assert sure(logits, 0.0, 1.0).tolist() == [False, True, True]
+    assert sure(logits, 0.6, 1.0).tolist() == [False, False, True] and sure(logits, 0.0, math.inf).all()
+
+
+def test_a_measured_draft_cost_is_that_of_every_pass():
+    stopping = EarlyExit(1, NODES, 0.5, max_entropy=2.0)
+    assert unstopped(stopping) == EarlyExit(1, NODES) and unstopped(Autoregressive()) == Autoregressive()
+
+
+def test_confidence_is_a_probability_and_entropy_positive():
     with pytest.raises(ValueError, match="min_confidence=1.5; expected a probability"):
         DraftModel(common.config(), min_confidence=1.5)
+    for wrong in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match=f"max_entropy={wrong}; expected nats above 0"):
+            EarlyExit(1, NODES, max_entropy=wrong)

@@ -29,6 +29,10 @@ def test_options_reach_the_drafter(target, tmp_path):
 def test_a_set_of_layers_that_was_searched_for(target, tmp_path):
     (tmp_path / "search.json").write_text('{"best": {"skip": [0, 2]}}')
     assert DRAFTERS["layer_skip"](target, source=str(tmp_path / "search.json")).drafter == LayerSkip((0, 2))
+    (tmp_path / "parts.json").write_text('{"best": {"skip": [0], "skip_attention": [2], "skip_mlp": [1]}}')
+    made = DRAFTERS["layer_skip"](target, source=str(tmp_path / "parts.json"), num_nodes=2)
+    assert made.drafter == LayerSkip((0,), num_nodes=2, skip_attention=(2,), skip_mlp=(1,))
+    assert DRAFTERS["layer_skip"](target, skip_attention=[1]).drafter == LayerSkip(skip_attention=(1,))
     (tmp_path / "other.json").write_text('{"rows": []}')
     with pytest.raises(ValueError, match=r"other.json holds no best.skip .KeyError.*expected the search.json"):
         DRAFTERS["layer_skip"](target, source=str(tmp_path / "other.json"))
@@ -36,6 +40,8 @@ def test_a_set_of_layers_that_was_searched_for(target, tmp_path):
         DRAFTERS["layer_skip"](target, source="nowhere")
     with pytest.raises(ValueError, match=r"skip=\(1,\) and source='a' of layer_skip; expected one of them"):
         DRAFTERS["layer_skip"](target, skip=[1], source="a")
+    with pytest.raises(ValueError, match=r"skip=\(\) and source='' of layer_skip; expected one of them"):
+        DRAFTERS["layer_skip"](target)
 
 
 def test_a_store_is_read_or_made(target, tmp_path):

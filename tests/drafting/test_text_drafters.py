@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 
@@ -15,6 +16,7 @@ from specjax.drafting.prefix_tree import prefix_tree
 from specjax.drafting.recycling import Recycling, likeliest_tree, top_tokens
 from specjax.drafting.retrieval import Retrieval, longest_match, store_tables
 from specjax.drafting.suffix import Suffix, follow_votes, match_lengths
+from specjax.drafting.suffix_tree import SuffixTree
 from specjax.testing import contract, tiny_target
 from specjax.verification import Recursive
 from tests.drafting import common
@@ -31,6 +33,7 @@ def small_store(seed: int = 0, vocab: int = common.VOCAB, size: int = 400) -> te
 
 DRAFTERS = {
     "suffix": (Suffix(num_nodes=4), None),
+    "suffix_tree": (SuffixTree(num_nodes=5, depth=3, max_match=4, candidates=6, factor=2.0), None),
     "recycling": (Recycling(num_nodes=6, candidates=3), None),
     "retrieval": (Retrieval(num_nodes=6, depth=3, candidates=4, max_match=4), store_tables(small_store())),
 }
@@ -108,6 +111,71 @@ def test_draft_length_follows_the_match():
     # Two of three agree at first, one of three then.
     rare = [7, 1, 4, 7, 1, 5, 7, 2, 6, 7]
     assert propose(Suffix(num_nodes=3, factor=3.0, min_frequency=0.5), rare)[1] == [True, False, False]
+
+
+# ---- Suffix tree ----
+
+
+def grown(text: list[int], drafter: SuffixTree) -> tuple[float, dict[int, float]]:
+    """The paper's way: for each suffix a tree grown by the worthiest next node.
+
+    Returns:
+        The greatest total worth, and that of every suffix by its length.
+    """
+    totals = {}
+    for p in range(drafter.min_match, min(drafter.max_match, len(text) - 1) + 1):
+        ends = [i for i in range(p, len(text)) if text[i - p : i] == text[-p:]]
+        following = [tuple(text[i : i + drafter.depth]) for i in ends]
+        worth = collections.Counter(path[:n] for path in following for n in range(1, len(path) + 1))
+        taken: list[tuple[int, ...]] = [()]
+        while len(taken) <= min(drafter.num_nodes, int(drafter.factor * p)):
+            open_ = [path for path in worth if path not in taken and path[:-1] in taken]
+            open_ = [path for path in open_ if worth[path] >= drafter.min_frequency * len(ends)]
+            if not open_:
+                break
+            taken.append(max(open_, key=worth.__getitem__))
+        totals[p] = sum(worth[path] for path in taken[1:]) / max(len(ends), 1)
+    return max(totals.values(), default=0.0), totals
+
+
+def drafted_paths(drafter: SuffixTree, texts: list[list[int]]) -> list[list[tuple[int, ...]]]:
+    """The valid nodes of each row's tree as paths of tokens."""
+    buffer = jnp.asarray([text + [9] * (48 - len(text)) for text in texts], jnp.int32)
+    lengths = jnp.asarray([len(text) for text in texts])
+    context = contract.decoding.Context(buffer, lengths, contract.decoding.make_sampling([0.0] * len(texts)))
+    draft = jax.jit(lambda: drafter.propose({}, {}, None, None, {}, context, None)[0])()
+    found: list[list[tuple[int, ...]]] = []
+    for tokens, parents, valid in zip(*map(np.asarray, (draft.tokens, draft.parents, draft.valid)), strict=True):
+        paths: dict[int, tuple[int, ...]] = {-1: ()}
+        for node in np.flatnonzero(valid).tolist():
+            paths[node] = (*paths[int(parents[node])], int(tokens[node]))
+        found.append([path for node, path in paths.items() if node >= 0])
+    return found
+
+
+def test_the_tree_of_the_commonest_continuations_of_the_best_suffix():
+    """Behind "1 2" stands 3 4 twice and 5 once; behind "2" alone other things too."""
+    text = [1, 2, 3, 4, 6, 1, 2, 5, 6, 1, 2, 3, 4, 7, 2, 8, 0, 1, 2]
+    both = SuffixTree(num_nodes=4, depth=2, max_match=2, factor=2.0)
+    assert drafted_paths(both, [text]) == [[(3,), (3, 4), (5,), (5, 6)]]
+    assert drafted_paths(dataclasses.replace(both, min_frequency=0.5), [text]) == [[(3,), (3, 4)]]
+    assert drafted_paths(dataclasses.replace(both, factor=1.5), [text]) == [[(3,), (3, 4), (5,)]]
+    assert drafted_paths(both, [[1, 2, 3, 4]]) == [[]]
+
+
+def test_the_tree_is_worth_what_growing_it_node_by_node_gives():
+    rng = np.random.default_rng(3)
+    texts = [rng.choice(3, size=int(rng.integers(4, 44)), p=[0.6, 0.3, 0.1]).tolist() for _ in range(24)]
+    drafter = SuffixTree(num_nodes=6, depth=3, max_match=5, candidates=48, factor=1.5, min_frequency=0.15)
+    for text, paths in zip(texts, drafted_paths(drafter, texts), strict=True):
+        assert len(set(paths)) == len(paths)
+        best, totals = grown(text, drafter)
+        mine = []
+        for p in totals:
+            ends = [i for i in range(p, len(text)) if text[i - p : i] == text[-p:]]
+            counts = [sum(tuple(text[i : i + len(path)]) == path for i in ends) for path in paths]
+            mine.append(sum(counts) / max(len(ends), 1) if len(paths) <= int(drafter.factor * p) else 0.0)
+        assert max(mine, default=0.0) == pytest.approx(best, abs=1e-6)
 
 
 # ---- Recycling ----
@@ -234,6 +302,11 @@ def test_a_store_round_trips_and_belongs_to_its_tokenizer(tmp_path):
         (lambda: Suffix(min_match=3, max_match=2), "min_match=3 and max_match=2; expected 1 <= min_match <= max_match"),
         (lambda: Suffix(num_nodes=0), "num_nodes=0; suffix decoding proposes at least 1 token"),
         (lambda: Suffix(factor=0.0), "factor=0.0 proposes nothing"),
+        (lambda: SuffixTree(factor=0.0), "factor=0.0 proposes nothing"),
+        (lambda: SuffixTree(min_match=3, max_match=2), "min_match=3 and max_match=2; expected 1 <= min_match"),
+        (lambda: SuffixTree(num_nodes=9, depth=2, candidates=4), "depth=2, num_nodes=9 and candidates=4; expected 1"),
+        (lambda: SuffixTree(num_nodes=20, depth=17), "depth=17 and num_nodes=20; expected at most 16 and 128"),
+        (lambda: SuffixTree(min_frequency=1.5), "min_frequency=1.5; expected a share"),
         (lambda: Suffix(min_frequency=2.0), "min_frequency=2.0; expected a share"),
         (lambda: Retrieval(min_match=5, max_match=4), "min_match=5 and max_match=4"),
         (lambda: Retrieval(max_match=99), "max_match=99; expected 1 <= min_match <= max_match <= 32"),
