@@ -110,6 +110,11 @@ def tiny_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[
         raise ValueError(f"parts={tuple(config.parts)}: unknown {unknown[0]!r}; known: {', '.join(PARTS)}")
     if not 0 < config.tv <= 1 or config.draws < 1:
         raise ValueError(f"tv={config.tv} and draws={config.draws}; expected tv in (0, 1] and draws >= 1")
+    if not config.temperature > 0 or config.top_k == 1:
+        raise ValueError(
+            f"temperature={config.temperature} and top_k={config.top_k} leave a single token and no law to test; "
+            "expected a temperature above 0 and another top_k than 1"
+        )
     names = [*build.DRAFTERS, *build.RULES, *planted()]
     if unknown := [name for name in config.only if name not in names]:
         close = difflib.get_close_matches(unknown[0], names, 1)

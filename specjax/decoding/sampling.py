@@ -242,7 +242,9 @@ def log_law(logits: jax.Array, sampling: Sampling) -> jax.Array:
     temperature = row(sampling.temperature)
     top = jnp.max(logits, -1)
     # From the largest logit down: else the quotients overflow where a temperature is small, and the law is lost.
-    x = (logits - top[..., None]) / jnp.where(temperature > 0, temperature, 1.0)[..., None]
+    # Of a temperature near the end of float32 the reciprocal is 0, which times -inf would be no law.
+    divisor = jnp.minimum(jnp.where(temperature > 0, temperature, 1.0), 1e30)
+    x = (logits - top[..., None]) / divisor[..., None]
     if "top_k" in sampling.warps:
         k = jnp.where(row(sampling.top_k) > 0, row(sampling.top_k), x.shape[-1])
         x = jnp.where(_threshold(x, jnp.ones_like(x), k.astype(x.dtype)), x, -jnp.inf)

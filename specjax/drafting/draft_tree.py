@@ -47,6 +47,8 @@ class DraftTree(DraftNetwork):
             raise ValueError("a tree without nodes; a draft model drafts at least 1 token")
         if self.siblings not in ("iid", "without_replacement"):
             raise ValueError(f"siblings={self.siblings!r}; expected 'iid' or 'without_replacement'")
+        if self.siblings == "without_replacement":
+            _check_all_drawn(self.tree)
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} of a draft model; expected a factor above 0")
         if self.tree.max_children > self.config.head_size:
@@ -157,3 +159,20 @@ class DraftTree(DraftNetwork):
 
 
 __all__ = ["DraftTree"]
+
+
+def _check_all_drawn(tree: TreeSpec) -> None:
+    """Each draw without replacement is conditioned on those before it, so these are nodes, in the order of drawing.
+
+    Raises:
+        ValueError: siblings of other ranks than 0, 1, ... in the order of their nodes.
+    """
+    for parent in (-1, *range(tree.num_nodes)):
+        ranks = [rank for up, rank in zip(tree.parents, tree.child_ranks, strict=True) if up == parent]
+        if ranks != list(range(len(ranks))):
+            where = "the root" if parent < 0 else f"node {parent}"
+            raise ValueError(
+                f"the children of {where} are of ranks {', '.join(map(str, ranks))}; siblings drawn without "
+                "replacement are all the draws from rank 0 on, in order: name the ranks before them too, or "
+                "siblings='iid'"
+            )

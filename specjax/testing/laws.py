@@ -47,21 +47,29 @@ def step_keys(draws: int, seed: int) -> Keys:
 
 
 def tree_draft(kind: Kind) -> MakeDraft:
-    """Three children of the root and one grandchild under the first, made as `kind` says."""
+    """Three children of the root, two under the first of them and one under the second, made as `kind` says.
+
+    So siblings are rejected above and below, and the law moves on to a later sibling that has children of its own.
+    """
 
     def make(keys: Keys, sampling: Sampling) -> Draft:
         n = keys.length.shape[0]
         logits = jnp.log(jnp.asarray(DRAFTED, jnp.float32))
         root_law = log_law(jnp.broadcast_to(logits[ROOT], (n, VOCAB)), sampling)
-        level, law = _children(kind, keys, root_law)
-        below_law = log_law(logits[level[0]], sampling)
-        below = keys.sample(DRAFT, 3, below_law) if law[3] >= 0 else jnp.argmax(below_law, -1).astype(jnp.int32)
+        level, drawn = _children(kind, keys, root_law, range(3))
+        laws, law = [root_law], [0 if own else -1 for own in drawn]
+        tokens = list(level)
+        for row, (above, slots) in enumerate(((0, range(3, 5)), (1, range(5, 6))), 1):
+            laws.append(log_law(logits[level[above]], sampling))
+            below, drawn = _children(kind, keys, laws[-1], slots)
+            tokens += below
+            law += [row if own else -1 for own in drawn]
         return Draft(
-            tokens=jnp.stack([*level, below], 1),
-            parents=jnp.broadcast_to(jnp.asarray([-1, -1, -1, 0], jnp.int32), (n, 4)),
-            valid=jnp.ones((n, 4), bool),
-            law=jnp.broadcast_to(jnp.asarray(law, jnp.int32), (n, 4)),
-            laws=jnp.stack([root_law, below_law], 1) if kind != "fixed" else jnp.zeros((n, 0, 1)),
+            tokens=jnp.stack(tokens, 1),
+            parents=jnp.broadcast_to(jnp.asarray([-1, -1, -1, 0, 0, 1], jnp.int32), (n, 6)),
+            valid=jnp.ones((n, 6), bool),
+            law=jnp.broadcast_to(jnp.asarray(law, jnp.int32), (n, 6)),
+            laws=jnp.stack(laws, 1) if kind != "fixed" else jnp.zeros((n, 0, 1)),
             siblings="without_replacement" if kind == "without_replacement" else "iid",
         )
 
@@ -184,20 +192,24 @@ def decodes_p_value(rule: Rule, kind: Kind, *, draws: int, seed: int = 3) -> flo
     return p_value(np.asarray(tokens).reshape(draws, HORIZON), plain, TARGET_STEPS)
 
 
-def _children(kind: Kind, keys: Keys, root_law: jax.Array) -> tuple[list[jax.Array], list[int]]:
-    n = keys.length.shape[0]
-    if kind == "iid":
-        return [keys.sample(DRAFT, i, root_law) for i in range(3)], [0, 0, 0, 1]
+def _children(kind: Kind, keys: Keys, law_bv: jax.Array, slots: range) -> tuple[list[jax.Array], list[bool]]:
+    """Siblings `[B]` each, and which of them were drawn from the law; the others are chosen."""
+    n, count = law_bv.shape[0], len(slots)
     if kind == "fixed":
-        return list(jnp.broadcast_to(jnp.asarray([2, 0, 3], jnp.int32)[:, None], (3, n))), [-1, -1, -1, -1]
+        return [jnp.full((n,), token, jnp.int32) for token in (2, 0, 3)[:count]], [False] * count
     if kind == "mixed":
-        fixed = jnp.full((n,), 2, jnp.int32)
-        return [keys.sample(DRAFT, 0, root_law), fixed, keys.sample(DRAFT, 2, root_law)], [0, -1, 0, 1]
-    level, left = [], root_law
-    for i in range(3):
-        level.append(keys.sample(DRAFT, i, left))
-        left = jnp.where(jnp.arange(VOCAB) == level[-1][:, None], -jnp.inf, left)
-    return level, [0, 0, 0, 1]
+        chosen = [i == 1 for i in range(count)]
+        level = [
+            jnp.full((n,), 2, jnp.int32) if own else keys.sample(DRAFT, slot, law_bv)
+            for own, slot in zip(chosen, slots, strict=True)
+        ]
+        return level, [not own for own in chosen]
+    level, left = [], law_bv
+    for slot in slots:
+        level.append(keys.sample(DRAFT, slot, left))
+        if kind == "without_replacement":
+            left = jnp.where(jnp.arange(VOCAB) == level[-1][:, None], -jnp.inf, left)
+    return level, [True] * count
 
 
 def _rows_of(draws: int) -> int:

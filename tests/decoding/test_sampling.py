@@ -69,6 +69,13 @@ def test_a_small_temperature_does_not_overflow():
     np.testing.assert_allclose(law, [[0.5, 0.5, 0, 0]] * 3, atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [1e30, 2e38, 3.4e38])
+def test_a_large_temperature_is_uniform_over_what_is_possible(temperature):
+    """XLA divides by multiplying with a reciprocal, which is 0 there, and 0 times -inf is no law."""
+    law = jnp.exp(log_law(jnp.asarray([[5.0, -jnp.inf, -5.0]]), make_sampling([temperature])))
+    np.testing.assert_allclose(law, [[0.5, 0, 0.5]], atol=1e-6)
+
+
 def test_a_vocabulary_suppressed_throughout_has_the_law_that_is_drawn_from():
     """As a reduced draft vocabulary may be; without a law nothing could be verified against it."""
     law = log_law(jnp.full((2, 3), -jnp.inf), make_sampling([1.0, 0.0], [2] * 2, [0.9] * 2))

@@ -72,6 +72,26 @@ def test_siblings_declared_wrongly_are_caught(siblings: Any, draws: int) -> None
     assert contract.law_p_value(*markov_tree(Swapped, siblings), Recursive, draws=draws) < 1e-6
 
 
+GAPS = {  # ranks drawn and not given out, or given out in another order
+    "the root are of ranks 1": TreeSpec((-1,), (1,)),
+    "the root are of ranks 0, 2": TreeSpec((-1, -1), (0, 2)),
+    "the root are of ranks 1, 0": TreeSpec((-1, -1), (1, 0)),
+    "node 0 are of ranks 1": TreeSpec((-1, 0), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("says", GAPS)
+def test_draws_that_are_no_nodes_are_refused(says: str) -> None:
+    """Nothing would take them out of the law of those behind them."""
+    with pytest.raises(ValueError, match=f"the children of {says};.* or siblings='iid'"):
+        DraftTree(markov_config(4), GAPS[says], "without_replacement")
+
+
+def test_independent_siblings_may_leave_ranks_out() -> None:
+    made = markov_tree(DraftTree, "iid", TreeSpec((-1, -1, 0), (2, 0, 1)))
+    assert contract.law_p_value(*made, Recursive, draws=1 << 14) > 1e-6
+
+
 def first_drafts(sub: contract.Subject, requests: list[Request]) -> tuple[Any, Any]:
     """Drafts of the first step, and the context that they are drawn in."""
     loop, weights = sub.loop(OneHot)

@@ -15,6 +15,7 @@ import pytest
 from specjax import decoding
 from specjax.build import Drafting, make_drafter
 from specjax.decoding import draft_passes, make_sampling
+from specjax.decoding.tree import from_branching
 from specjax.drafting import Adaptive, DraftModel, Jacobi, Kangaroo, OtherTokenizer, PromptLookup, Recycling
 from specjax.drafting.ensemble import (
     EnsembleMixture,
@@ -26,6 +27,7 @@ from specjax.drafting.ensemble import (
     assemble,
 )
 from specjax.drafting.ensemble.members import Stack
+from specjax.drafting.ensemble.union import join
 from specjax.models import ModelConfig, RopeConfig, causal_view, graph, init_cache, init_decoder, merge
 from specjax.models.kangaroo import kangaroo_config
 from specjax.testing import contract, tiny_target
@@ -301,6 +303,18 @@ def test_kinds() -> None:
         "random_proxy": "mixed",
     }
     assert {subject(name).drafter.kind(cold) for name in MAKERS} == {"fixed"}
+
+
+def test_a_tree_of_choices_goes_with_one_drawn_in_any_way() -> None:
+    """Only siblings that were drawn have a way in which they were."""
+    tree, tokens = from_branching((2,)), jnp.asarray([[3, 1]])
+    laws = jnp.log(jnp.full((1, 1, 4), 0.25))
+    drawn = tree.draft(tokens, law=jnp.zeros((1, 2), jnp.int32), laws=laws, siblings="without_replacement")
+    for drafts in ([drawn, tree.draft(tokens)], [tree.draft(tokens), drawn]):
+        both = join(drafts)
+        assert both.siblings == "without_replacement" and sorted(both.law[0].tolist()) == [-1, -1, 0, 0]
+    with pytest.raises(ValueError, match="siblings drawn iid and without_replacement"):
+        join([drawn, dataclasses.replace(drawn, siblings="iid")])
 
 
 # ---- What does not fit ----

@@ -11,11 +11,12 @@ import pytest
 
 from specjax.decoding import Keys
 from specjax.decoding.sampling import DRAFT
+from specjax.decoding.tree import TreeSpec
 from specjax.drafting import PromptLookup
 from specjax.testing import contract
 from specjax.testing.decode_law import check_law
-from specjax.testing.faults import CHAIN, PAIR, planted
-from specjax.testing.sequences import LETTERS, markov_target
+from specjax.testing.faults import CHAIN, PAIR, EditedTree, planted
+from specjax.testing.sequences import LETTERS, markov_target, mild_law
 from specjax.testing.subject import Subject
 from specjax.testing.tables import TableTree, table_params
 from specjax.verification import Recursive
@@ -38,6 +39,20 @@ def test_a_law_that_was_not_drawn_from_fails(name):
     with pytest.raises(AssertionError, match="the law of 3 tokens is not the target's"):
         contract.check_drafter(subject(fault.drafter, fault.tables), Recursive, draws=FEW)
     check_law(subject(fault.sound_drafter, fault.tables), Recursive, draws=FEW)
+
+
+def test_a_law_misstated_deep_in_a_chain_fails():
+    """The fourth token is the likeliest, reported as drawn."""
+
+    def edit(params, context, draft):
+        likeliest = jnp.argmax(params["logits"][draft.tokens[:, 2]], -1).astype(jnp.int32)
+        return dataclasses.replace(draft, tokens=draft.tokens.at[:, 3].set(likeliest))
+
+    target = markov_target()
+    table = {"logits": jnp.log(jnp.asarray(mild_law())) + 0.5 * table_params(LETTERS, 1)["logits"]}
+    of_four = EditedTree(TreeSpec((-1, 0, 1, 2)), edit=edit)
+    with pytest.raises(AssertionError, match="the law of 5 tokens is not the target's"):
+        check_law(Subject(target.graph, target.params, of_four, table, {}), Recursive, draws=1 << 15)
 
 
 @dataclasses.dataclass(frozen=True)

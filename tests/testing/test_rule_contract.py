@@ -15,6 +15,8 @@ from specjax.testing.faults import ReusedKeys
 from specjax.testing.laws import chain_draft, decodes_p_value, tree_draft
 from specjax.testing.rule_contract import check_steps
 from specjax.verification import Block, Recursive, Traversal
+from specjax.verification.recursive import Rejections
+from specjax.verification.walk import walk_down
 
 FEW = 1 << 14
 
@@ -89,6 +91,25 @@ def of_the_first_row(verify, draft, scores, sampling, keys):
 def test_a_planted_rule_fails(change, says):
     with pytest.raises(AssertionError, match=says):
         check_rule(planted(change), draws=FEW)
+
+
+class ForgetfulBelow(Rejections):
+    """A child below the first level that is rejected leaves p as it was, unless it is the last."""
+
+    def left(self, draft, node_b, last_b, scale_b, p_bv, q_bv):
+        left_bv = super().left(draft, node_b, last_b, scale_b, p_bv, q_bv)
+        return jnp.where(((node_b >= 0) & ~last_b)[:, None], p_bv, left_bv)
+
+
+@dataclasses.dataclass(frozen=True)
+class Forgetful(Recursive):
+    def verify(self, draft, scores, sampling, keys):
+        return walk_down(draft, scores, sampling, keys, self.depth, ForgetfulBelow())
+
+
+def test_siblings_below_the_root_are_tested():
+    with pytest.raises(AssertionError, match="does not keep the target's law on a 'iid' draft"):
+        check_rule(lambda depth: Forgetful(depth, frozenset({"iid"})), draws=1 << 16)
 
 
 @pytest.mark.slow

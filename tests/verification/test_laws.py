@@ -131,7 +131,7 @@ def sorted_by_q(keys, sampling):
     draft = tree_draft("iid")(keys, sampling)
     order = jnp.argsort(-jnp.asarray(DRAFTED)[ROOT][draft.tokens[:, :3]], axis=1)
     tokens = jnp.take_along_axis(draft.tokens[:, :3], order, axis=1)
-    return draft.replace(tokens=draft.tokens.at[:, :3].set(tokens), valid=draft.valid.at[:, 3].set(False))
+    return draft.replace(tokens=draft.tokens.at[:, :3].set(tokens), valid=draft.valid.at[:, 3:].set(False))
 
 
 def unconditional_q(keys, sampling):
@@ -142,7 +142,7 @@ def dropped_when_unlikely(keys, sampling):
     """A drawn token is thrown away because its own q is low."""
     draft = tree_draft("iid")(keys, sampling)
     likely = jnp.asarray(DRAFTED, jnp.float32)[ROOT][draft.tokens] > 0.3
-    return draft.replace(valid=draft.valid & likely.at[:, 3].set(True))
+    return draft.replace(valid=draft.valid & likely.at[:, 3:].set(True))
 
 
 FAULTS = {

@@ -173,7 +173,7 @@ def test_options_out_of_range(name, options, message):
 
 def test_block_refuses_a_tree_when_traced():
     draft: Draft = tree_draft("fixed")(step_keys(ROWS, 0), plain(ROWS))
-    with pytest.raises(ValueError, match="not a tree of 4 nodes; use 'traversal'"):
+    with pytest.raises(ValueError, match="not a tree of 6 nodes; use 'traversal'"):
         Block(2).verify(draft, laws.score(draft), plain(ROWS), step_keys(ROWS, 0))
 
 
@@ -188,7 +188,7 @@ def test_presets_are_the_recursive_rule(name):
 @pytest.mark.parametrize(
     ("rule", "kind", "says"),
     [
-        (Speculative, "iid", "'speculative' verifies chains, not a tree of 4 nodes; use 'recursive'"),
+        (Speculative, "iid", "'speculative' verifies chains, not a tree of 6 nodes; use 'recursive'"),
         (SpecInfer, "without_replacement", "independent siblings, not 'without_replacement'; use 'sequoia'"),
         (Sequoia, "iid", "siblings drawn without replacement, not 'iid'; use 'specinfer'"),
     ],

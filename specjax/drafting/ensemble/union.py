@@ -119,7 +119,7 @@ def join(drafts: list[Draft]) -> Draft:
     Raises:
         ValueError: trees whose siblings are drawn in different ways; a draft says so once for all its nodes.
     """
-    ways = {draft.siblings for draft in drafts if not draft.is_chain}
+    ways = {draft.siblings for draft in drafts if draft.laws.shape[1] and not draft.is_chain}
     if len(ways) > 1:
         raise ValueError(f"member trees have siblings drawn {' and '.join(sorted(ways))}; expected one way for all")
     parents, law, nodes, rows = [], [], 0, 0
