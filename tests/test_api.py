@@ -57,6 +57,8 @@ def test_benchmark_refuses(target: Target, drafting: Drafting) -> None:
         specjax.benchmark(target, {})
     with pytest.raises(ValueError, match="no prompts named 'shiped'.*did you mean 'shipped'"):
         specjax.benchmark(target, drafting, "shiped")
+    with pytest.raises(ValueError, match="suppress_tokens=5; expected token ids"):
+        specjax.benchmark(target, drafting, ["x"], suppress_tokens=5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="repeats=0; expected at least 1"):
         specjax.benchmark(target, drafting, ["x"], repeats=0)
 
