@@ -97,6 +97,14 @@ def kept(config: ml_collections.ConfigDict, *names: str) -> bool:
     return not config.only or any(name in config.only for name in names)
 
 
+def check_only(config: ml_collections.ConfigDict, names: Sequence[str], what: str) -> None:
+    """Raises ValueError where `config.only` has a name that is none of these."""
+    if unknown := [name for name in config.only if name not in names]:
+        close = difflib.get_close_matches(unknown[0], names, 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"only names {unknown[0]!r}; {hint}expected {what}: {', '.join(names)}")
+
+
 # ---- Targets with four tokens ----
 
 
@@ -116,10 +124,7 @@ def tiny_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[
             "expected a temperature above 0 and another top_k than 1"
         )
     names = [*build.DRAFTERS, *build.RULES, *planted()]
-    if unknown := [name for name in config.only if name not in names]:
-        close = difflib.get_close_matches(unknown[0], names, 1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"only names {unknown[0]!r}; {hint}expected drafters, rules or faults: {', '.join(names)}")
+    check_only(config, names, "drafters, rules or faults")
     target, markov = four_token_target(), markov_target()
     drafters, left_out = carried(target)
     for name, reason in left_out.items():
@@ -196,11 +201,15 @@ def real_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[
     """Greedy texts and next-token laws of the zoo's drafters and of those that the config names; or of one alone.
 
     Raises:
-        ValueError: a drafter or a rule that does not fit, or options that are no pairs.
+        ValueError: a drafter or a rule that does not fit, options that are no pairs, no prompts, or an unknown name.
     """
+    if config.greedy_prompts < 1:
+        raise ValueError(f"greedy_prompts={config.greedy_prompts}; expected at least 1 prompt")
     pairs = {name: _main.pairs(name, config[name]) for name in ("logit_bias", "rule_options")}
-    target = build.target_from_config(config.target)
     alone = {name: value for name, value in config.drafter.to_dict().items() if value}
+    given = alone.get("name") or alone.get("source", "")
+    check_only(config, [given] if alone else [*saved.zoo_entries(), *config.drafters], "drafters")
+    target = build.target_from_config(config.target)
     draftings = {} if alone else listed(config, target, console)
     if alone:
         name = alone.pop("name", "") or alone.pop("source", "")

@@ -24,9 +24,10 @@ from specjax.checkpoints.rundir import RunDirectory
 from specjax.checkpoints.train_state import run_params
 from specjax.config_files import config_module, load_config, override
 from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights, make_sampling
-from specjax.decoding.tree import MAX_NODES
+from specjax.decoding.tree import MAX_DEPTH, MAX_NODES
+from specjax.drafting import Autoregressive
 from specjax.drafting.lookup import lookup
-from specjax.drafting.registry import DRAFTERS, Drafting
+from specjax.drafting.registry import DRAFTERS, Drafting, require_drafting
 from specjax.evaluation.benchmark import Settings
 from specjax.evaluation.contenders import Contender
 from specjax.evaluation.lineup import Lineup, enlist
@@ -57,24 +58,35 @@ def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
     """A registered drafter, or one's own.
 
     Raises:
-        ValueError: unknown name, or an option that the maker does not take or that is out of range.
+        ValueError: unknown name, an option that the maker does not take or that is out of range, or a maker that makes
+            no drafter.
     """
     maker = lookup(DRAFTERS, name, "drafter")
     try:
-        inspect.signature(maker).bind(target, **options)
+        signature = inspect.signature(maker)
+    except (TypeError, ValueError) as error:  # not callable, or a builtin without one
+        raise ValueError(f"drafter {name!r} is {maker!r}; expected a maker(target, **options)") from error
+    try:
+        signature.bind(target, **options)
         made = maker(target, **options)
     except TypeError as error:
-        _, *takes = inspect.signature(maker).parameters.values()
+        takes = list(signature.parameters.values())[1:]
         known = f"; it takes ({', '.join(str(p).partition(':')[0] for p in takes)})"
         # A maker that hands its options on: the error itself names the one that is wrong.
         known = "" if any(p.kind is p.VAR_KEYWORD for p in takes) else known
         raise ValueError(f"drafter {name!r} does not take these options ({options}): {error}{known}") from error
+    require_drafting(made, name)
     whole = [field.name for field in dataclasses.fields(made.drafter) if field.type == "int"]
     for field in dict.fromkeys(("num_nodes", "num_probes", "depth", *whole)):
         if not isinstance(size := getattr(made.drafter, field), numbers.Integral):
             raise ValueError(f"{field}={size!r} of drafter {name!r}; expected a whole number")
     if (nodes := int(made.drafter.num_nodes)) > MAX_NODES:
         raise ValueError(f"num_nodes={nodes} of drafter {name!r}; expected at most {MAX_NODES}")
+    # Plain decoding in passes as wide as a tree's drafts nothing, however many nodes there are.
+    if (depth := int(made.drafter.depth)) > MAX_DEPTH and not isinstance(made.drafter, Autoregressive):
+        raise ValueError(
+            f"drafter {name!r} drafts {depth} tokens deep; expected at most {MAX_DEPTH}: give fewer num_nodes or levels"
+        )
     return made.placed(target.placement)
 
 
@@ -103,19 +115,28 @@ def make_rule(
         options: of the rule, a threshold for instance.
 
     Raises:
-        ValueError: unknown rule or option, one that is not exact here, or a lossy one where `lossless` is set; names
-            the rule to use.
+        ValueError: unknown rule or option, one that is not exact here, a lossy one where `lossless` is set (names the
+            rule to use), or a maker that makes no rule.
     """
     fitting = default_rule(drafter, sampling)
     name, kind = name or fitting, drafter.kind(sampling)
     where = "at temperature 0" if sampling.greedy else "at temperature > 0"
     maker = lookup(RULES, name, "rule")
+    if options is not None and not isinstance(options, Mapping):
+        raise ValueError(
+            f"rule_options={options!r} of rule {name!r}; expected options by name, as in {{'epsilon': 0.2}}"
+        )
     if own := {"depth", "exact_for"} & set(options or ()):
         raise ValueError(f"rule {name!r} does not take the option {min(own)!r}: that is its own to say")
     try:
         rule: Rule = maker(drafter.depth, **(options or {}))
     except TypeError as error:
         raise ValueError(f"rule {name!r} does not take these options ({options}): {error}") from error
+    if isinstance(rule, type) or not (hasattr(rule, "verify") and hasattr(rule, "exact_for")):
+        raise ValueError(
+            f"rule {name!r} makes a {type(rule).__name__}; expected maker(depth, **options) to return a rule, with "
+            "verify and exact_for"
+        )
     instead = {Block: "traversal", Speculative: "recursive"}.get(type(rule))
     if instead and drafter.num_nodes > drafter.depth:
         raise ValueError(f"rule {name!r} verifies chains, not a tree of {drafter.num_nodes} nodes; use {instead!r}")

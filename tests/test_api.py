@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import specjax
@@ -55,6 +57,8 @@ def test_benchmark_refuses(target: Target, drafting: Drafting) -> None:
         specjax.benchmark(target, {})
     with pytest.raises(ValueError, match="no prompts named 'shiped'.*did you mean 'shipped'"):
         specjax.benchmark(target, drafting, "shiped")
+    with pytest.raises(ValueError, match="suppress_tokens=5; expected token ids"):
+        specjax.benchmark(target, drafting, ["x"], suppress_tokens=5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="repeats=0; expected at least 1"):
         specjax.benchmark(target, drafting, ["x"], repeats=0)
 
@@ -94,8 +98,54 @@ def test_what_is_no_target_no_drafter_and_no_seed(target: Target, drafting: Draf
         specjax.certify(target, drafting, temperature="1")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"tv=2, draws=0, rows=0; expected tv in \(0, 1\]"):
         specjax.certify(target, drafting, tv=2)
+    for tv in ("a", None):
+        with pytest.raises(ValueError, match=f"tv={tv!r}, draws=0, rows=0; expected tv in .0, 1."):
+            specjax.certify(target, drafting, tv=tv)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match="no such model: None; expected smollm2"):
         specjax.load_target(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"logit_bias": [1]}, r"logit_bias=\[1\]; expected numbers by token id"),
+        ({"logit_bias": 5}, "logit_bias=5; expected numbers by token id"),
+        ({"suppress_tokens": 5}, "suppress_tokens=5; expected token ids"),
+        ({"suppress_tokens": None}, "suppress_tokens=None; expected token ids"),
+        ({"top_k": np.array([1, 2])}, r"top_k=\[1 2\] in row 0; expected an integer >= 0"),
+        ({"temperature": np.array([1.0, 2.0])}, r"temperature=.*; expected"),
+        ({"rule_options": 5}, "rule_options=5 of rule .*; expected options by name"),
+        ({"rule": "math:sqrt"}, "rule 'math:sqrt' makes a float"),
+        ({"seed": (-1,)}, "seed=.*-1.*; expected a whole number in 0"),
+    ],
+)
+def test_what_every_call_refuses(target: Target, drafting: Drafting, options: dict[str, Any], said: str) -> None:
+    # Nothing is taken from the stream: the call itself refuses.
+    for call in (specjax.generate, specjax.stream, specjax.certify):
+        prompt = (
+            {"prompts": ["a"]} if call is specjax.certify else {"prompt" if call is specjax.stream else "prompts": "a"}
+        )
+        with pytest.raises(ValueError, match=said):
+            call(target, drafting, **prompt, **options)
+
+
+def test_a_stream_refuses_at_the_call(target: Target, drafting: Drafting) -> None:
+    with pytest.raises(ValueError, match="temperature=-1 in row 0; expected a number >= 0"):
+        specjax.stream(target, drafting, "a", temperature=-1)
+    with pytest.raises(ValueError, match="seed=.1, 2.; expected a whole number in 0"):
+        specjax.stream(target, drafting, "a", seed=[1, 2])  # type: ignore[arg-type]
+
+
+def test_certificates_go_to_a_file_that_can_be_written(target: Target, drafting: Drafting, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    below = tmp_path / "file" / "x.json"
+    for path, said in (
+        (5, "path=5; expected the path of a file to write"),
+        (tmp_path, f"path='{tmp_path}' is a directory; give the path of a file"),
+        (str(below), f"path='{below}' cannot be written .*; give another path"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            specjax.certify(target, drafting, prompts=["a"], path=path)  # type: ignore[arg-type]
 
 
 def test_overrides_belong_to_a_path(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 import specjax
 from specjax import build
+from specjax.decoding import make_sampling
 from specjax.drafting import PromptLookup
 from specjax.testing import tiny_target
 from specjax.training.identity import target_identity
@@ -16,7 +17,7 @@ QUICKSTART = "configs/quickstart.py"
 
 @pytest.fixture(scope="module")
 def target():
-    return tiny_target(layers=1, width=16)
+    return tiny_target(layers=2, width=16)
 
 
 def other_run(folder, **made_for):
@@ -91,12 +92,61 @@ def test_overrides_that_do():
         ("medusa", {}, ValueError, r"missing a required argument: 'source'; it takes \(source, tree, nodes, choices\)"),
         ("prompt_lookup", {"num_nodes": 2.5}, ValueError, "num_nodes=2.5 of drafter 'prompt_lookup'; expected a whole"),
         (f"{__name__}:halved", {}, ValueError, "num_nodes=1.5 of drafter"),
+        ("prompt_lookup", {"num_nodes": 17}, ValueError, "'prompt_lookup' drafts 17 tokens deep; expected at most 16"),
+        ("early_exit", {"exit_layer": 1, "num_nodes": 40}, ValueError, "drafts 40 tokens deep; expected at most 16"),
+        ("jacobi", {"num_nodes": 17}, ValueError, "drafts 17 tokens deep; expected at most 16"),
+        (
+            "ensemble_union",
+            {"members": [{"name": "prompt_lookup", "num_nodes": 20}, {"name": "prompt_lookup"}]},
+            ValueError,
+            "'ensemble_union' drafts 20 tokens deep; expected at most 16",
+        ),
+        ("builtins:repr", {}, ValueError, "'builtins:repr' makes a str; expected .* to return a .*Drafting"),
+        ("math:pi", {}, ValueError, "'math:pi' is 3.14.*; expected a maker.target, ..options."),
+        (None, {}, ValueError, r"drafter=None; expected a name \(adaptive, "),
+        (5, {}, ValueError, r"drafter=5; expected a name \(adaptive, "),
+        (
+            "ensemble_vote",
+            {"members": ["prompt_lookup", "suffix"]},
+            ValueError,
+            "member 0 of the ensemble is 'prompt_lookup'; expected a name with its options",
+        ),
+        (
+            "ensemble_vote",
+            {"members": [{"name": "builtins:repr"}]},
+            ValueError,
+            "member 0 of the ensemble, drafter 'builtins:repr': .*makes a str",
+        ),
+        (
+            "adaptive",
+            {"inner": "prompt_lookup", "widths": (0, 3)},
+            ValueError,
+            "the inner drafter is 'prompt_lookup'; expected a name with its options",
+        ),
         ("./runs/none", {}, ValueError, "unknown drafter './runs/none'; .*in the zoo: smollm2.*directory of a saved"),
     ],
 )
 def test_drafters_that_cannot_be_made(target, name, options, kind, message):
     with pytest.raises(kind, match=message):
         specjax.load_drafter(name, target, **options)
+
+
+def test_the_deepest_draft_and_the_widest_pass_are_made(target):
+    assert specjax.load_drafter("prompt_lookup", target, num_nodes=16).drafter.depth == 16
+    assert specjax.load_drafter("autoregressive", target, num_nodes=60).drafter.num_nodes == 60
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        ("math:sqrt", None, "rule 'math:sqrt' makes a float; expected maker.depth, ..options. to return a rule"),
+        ("typical", 5, "rule_options=5 of rule 'typical'; expected options by name"),
+        (None, 0, "rule_options=0 of rule 'greedy'; expected options by name"),
+    ],
+)
+def test_rules_that_cannot_be_made(rule, options, message):
+    with pytest.raises(ValueError, match=message):
+        build.make_rule(rule, PromptLookup(), make_sampling([0.0]), options=options)
 
 
 def lookup_of_two(target):

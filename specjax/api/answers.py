@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specjax import decoding
-from specjax.api.programs import make_program, several, token_ids
+from specjax.api.programs import make_program, several, token_ids, token_options
 from specjax.build import Drafting
 from specjax.decoding import Completion, Loop, Request, StopText, TextEnd, Weights, cut_text, request_sampling
+from specjax.decoding.sampling import check_seed
 from specjax.evaluation.conversations import Message, stop_tokens
 from specjax.models import Target
 
@@ -97,8 +98,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        logit_bias=dict(logit_bias or {}),
-        suppress_tokens=tuple(suppress_tokens),
+        **token_options(logit_bias, suppress_tokens),
         stop=stop_tokens(target, stops),
     )
     each = isinstance(seed, Sequence)
@@ -142,8 +142,10 @@ def stream(
 ) -> Iterator[tuple[str, bool]]:
     """Yields `(piece of text, whether it was drafted)` as steps are taken, over the same compiled step.
 
-    Arguments are those of `generate`. Text that may begin a stop string is held back until it is decided.
+    Arguments are those of `generate`; bad ones raise at the call. Text that may begin a stop string is held back until
+    it is decided.
     """
+    check_seed(seed)
     stops = _stop_strings(stop)
     request = Request(
         token_ids(target, prompt),
@@ -155,13 +157,16 @@ def stream(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        logit_bias=dict(logit_bias or {}),
-        suppress_tokens=tuple(suppress_tokens),
+        **token_options(logit_bias, suppress_tokens),
         stop=stop_tokens(target, stops),
     )
     loop, weights = _program(target, drafting, [request], rule, rule_options, lossless)
-    decoder, watch = target.tokenizer.stream(), StopText(stops)
     steps = decoding.stream(loop, weights, request, context=target.context, vocab=target.config.vocab_size, seed=seed)
+    return _pieces(target, steps, stops)
+
+
+def _pieces(target: Target, steps: Iterator[tuple[list[int], int]], stops: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    decoder, watch = target.tokenizer.stream(), StopText(stops)
     try:
         for tokens, drafted in steps:
             for i, token in enumerate(tokens):

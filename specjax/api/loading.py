@@ -35,6 +35,11 @@ def load_drafter(name: str, target: Target, **options: Any) -> Drafting:
     Raises:
         ValueError: no such method, zoo entry or directory, or options that do not fit.
     """
+    if not isinstance(name, str):
+        raise ValueError(
+            f"drafter={name!r}; expected a name ({', '.join(sorted(build.DRAFTERS))}), or as text the directory of a "
+            "saved drafter or training run, or 'package.module:maker'"
+        )
     if name in build.DRAFTERS or ":" in name:
         return build.make_drafter(name, target, **options)
     method = drafters.saved_method(name)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from specjax import build
-from specjax.api.programs import usual_layout
+from specjax.api.programs import token_options, usual_layout
 from specjax.build import Drafting
 from specjax.evaluation import tables
 from specjax.evaluation.benchmark import Settings, measure
@@ -76,6 +76,7 @@ def benchmark(
     Raises:
         ValueError: a label twice or taken, a value out of range, unknown prompts, or a prompt beyond the context.
     """
+    named = token_options(logit_bias, suppress_tokens)
     several = {draftings.name: draftings} if isinstance(draftings, Drafting) else dict(draftings)
     plain = build.make_drafter("autoregressive", target)
     if not several or plain.name in several:
@@ -100,8 +101,8 @@ def benchmark(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        logit_bias=tuple((logit_bias or {}).items()),
-        suppress_tokens=tuple(suppress_tokens),
+        logit_bias=tuple(named["logit_bias"].items()),
+        suppress_tokens=named["suppress_tokens"],
     )
     contenders = enlist(
         lineup,

@@ -32,6 +32,23 @@ def token_ids(target: Target, prompt: str | Sequence[Message]) -> tuple[int, ...
     return encode(target, as_messages(prompt))
 
 
+def token_options(logit_bias: Mapping[int, float] | None, suppress_tokens: Sequence[int]) -> dict[str, Any]:
+    """Both as a `Request` takes them; `check_requests` and `make_sampling` look at the ids and numbers in them.
+
+    Raises:
+        ValueError: no mapping, or no ids.
+    """
+    if logit_bias is not None and not isinstance(logit_bias, Mapping):
+        raise ValueError(f"logit_bias={logit_bias!r}; expected numbers by token id, as in {{17: -2.5}}, or None")
+    try:
+        never = tuple(suppress_tokens)
+    except TypeError:
+        raise ValueError(
+            f"suppress_tokens={suppress_tokens!r}; expected token ids, as in (17, 18), or () for none"
+        ) from None
+    return {"logit_bias": dict(logit_bias or {}), "suppress_tokens": never}
+
+
 def usual_layout(target: Target) -> str:
     """Of the weights: for few rows on a CPU they are packed."""
     return "packed" if jax.default_backend() == "cpu" and target.placement is None else "plain"

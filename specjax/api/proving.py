@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from rich.console import Console
 
 from specjax import build
 from specjax.analysis import Certificate, write_certificates
-from specjax.api.programs import make_program, several, token_ids, usual_layout
+from specjax.api.programs import make_program, several, token_ids, token_options, usual_layout
 from specjax.build import Drafting
 from specjax.decoding import Request, check_requests, request_sampling
+from specjax.decoding.sampling import check_seed
 from specjax.evaluation import results
 from specjax.evaluation.certify import Subject, certify_model, table
 from specjax.evaluation.prompts import load_prompts
@@ -90,17 +92,19 @@ def certify(
         show: whether to print the table.
 
     Raises:
-        ValueError: a rule that does not fit the drafter, temperature 0 or top-k 1, or draws too few for a verdict.
+        ValueError: a rule that does not fit the drafter, a value out of range, temperature 0 or top-k 1, draws too few
+            for a verdict, or a path that cannot be written.
     """
+    check_seed(seed)
     for name, value in (("draws", draws), ("rows", rows), ("contexts", contexts or 0)):
         if not isinstance(value, numbers.Integral):
             raise ValueError(f"{name}={value!r}; expected a whole number")
     if not isinstance(temperature, numbers.Real) or not temperature > 0:
         raise ValueError(f"temperature={temperature!r}; expected more than 0: greedy texts are certified beside it")
-    if top_k == 1:
+    if isinstance(top_k, numbers.Real) and top_k == 1:
         raise ValueError("top_k=1 leaves a single token and no law to test; expected 0 (all tokens) or more than 1")
-    if not 0 < tv <= 1 or draws < 0 or rows < 0:
-        raise ValueError(f"tv={tv}, draws={draws}, rows={rows}; expected tv in (0, 1], draws >= 0 and rows >= 0")
+    if not isinstance(tv, numbers.Real) or not 0 < tv <= 1 or draws < 0 or rows < 0:
+        raise ValueError(f"tv={tv!r}, draws={draws}, rows={rows}; expected tv in (0, 1], draws >= 0 and rows >= 0")
     turns = several(prompts) or [p.turns[0] for p in load_prompts("shipped", 1)]
     contexts = min(2, len(turns)) if contexts is None else contexts
     if not 0 <= contexts <= len(turns):
@@ -109,20 +113,17 @@ def certify(
         "repetition_penalty": repetition_penalty,
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
-        "logit_bias": dict(logit_bias or {}),
-        "suppress_tokens": tuple(suppress_tokens),
+        **token_options(logit_bias, suppress_tokens),
     }
     warps: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     texts = [Request(token_ids(target, t), max_new_tokens, id=i, **processors) for i, t in enumerate(turns)]
     sampled = [dataclasses.replace(text, max_new_tokens=2, **warps) for text in texts]
     check_requests(texts, target.context, target.config.vocab_size)
     subject = _subject(
-        target, drafting, rule, rule_options or {}, texts[0], sampled[0], layout or usual_layout(target), precision
+        target, drafting, rule, rule_options, texts[0], sampled[0], layout or usual_layout(target), precision
     )
     options: dict[str, Any] = {"tv": tv, "draws": draws or None, "rows": rows or _rows(subject), "seed": seed}
-    file = None if path is None else epath.Path(path)
-    if file is not None:
-        results.check_writable(file.parent)
+    file = None if path is None else _file(path)
     found: list[Certificate] = []
     bound = rounding_bound(target.config.dtype, precision)
     for row in certify_model(subject, texts, sampled[:contexts], bound=bound, **options):
@@ -135,11 +136,25 @@ def certify(
     return found
 
 
+def _file(path: str | Path | epath.Path) -> epath.Path:
+    """Where certificates go, once it is known that they can."""
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"path={path!r}; expected the path of a file to write, such as 'certificates.json', or None")
+    file = epath.Path(path)
+    if file.is_dir():
+        raise ValueError(f"path={str(path)!r} is a directory; give the path of a file, such as certificates.json in it")
+    try:
+        results.check_writable(file.parent)
+    except PermissionError as error:
+        raise ValueError(f"path={str(path)!r} cannot be written ({error.__cause__}); give another path") from error
+    return file
+
+
 def _subject(
     target: Target,
     drafting: Drafting,
     rule: str | None,
-    rule_options: Mapping[str, Any],
+    rule_options: Mapping[str, Any] | None,
     text: Request,
     drawn: Request,
     layout: str,
@@ -160,7 +175,7 @@ def _subject(
         greedy=(build.default_rule(drafting.drafter, greedy), *by_greedy),
         sampled=(name, *by_rule),
         lossless=not is_lossy(by_rule[0].rule),
-        rule_options=dict(rule_options),
+        rule_options=dict(rule_options or {}),
         layout=layout,
     )
 

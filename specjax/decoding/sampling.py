@@ -162,8 +162,8 @@ def _column(
     _one_a_row(name, values, rows)
     for row, value in enumerate(values):
         try:
-            fits = good(value)
-        except (TypeError, OverflowError):  # no number, or too large a one
+            fits = np.ndim(value) == 0 and good(value)
+        except (TypeError, ValueError, OverflowError):  # no number, or too large a one
             fits = False
         if not fits:
             raise ValueError(f"{name}={value} in row {row}; expected {expected}")

@@ -10,7 +10,7 @@ import dataclasses
 import numbers
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,25 +34,30 @@ class TreeSpec:
 
     Raises:
         ValueError: a cycle, a child before its parent, a parent that is not there, more than 128 nodes, deeper than
-            16, or two siblings of one rank.
+            16, two siblings of one rank, or what is no whole number.
     """
 
     parents: tuple[int, ...]
     child_ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        check_parents(self.parents)
-        ranks = self.child_ranks or _places(self.parents)
-        if len(ranks) != len(self.parents):
-            raise ValueError(f"child_ranks has {len(ranks)} entries for {len(self.parents)} nodes; expected one a node")
+        parents = _listed("parents", self.parents, "a parent for each node, as in (-1, 0)")
+        check_parents(parents)
+        ranks: tuple[int, ...] = _listed(
+            "child_ranks", self.child_ranks, "a rank for each node, as in (0, 1)"
+        ) or _places(parents)
+        if len(ranks) != len(parents):
+            raise ValueError(f"child_ranks has {len(ranks)} entries for {len(parents)} nodes; expected one a node")
         taken: dict[tuple[int, int], int] = {}
-        for node, (parent, rank) in enumerate(zip(self.parents, ranks, strict=True)):
-            if rank < 0:
-                raise ValueError(f"node {node} has rank {rank} among its siblings; expected 0 or more")
+        for node, (parent, rank) in enumerate(zip(parents, ranks, strict=True)):
+            if not isinstance(rank, numbers.Integral) or rank < 0:
+                raise ValueError(
+                    f"node {node} has rank {rank!r} among its siblings; expected a whole number, 0 or more"
+                )
             if (other := taken.setdefault((parent, rank), node)) != node:
                 raise ValueError(f"nodes {other} and {node} both have rank {rank} under {parent}; expected one of each")
-        object.__setattr__(self, "parents", tuple(self.parents))
-        object.__setattr__(self, "child_ranks", tuple(ranks))
+        object.__setattr__(self, "parents", parents)
+        object.__setattr__(self, "child_ranks", ranks)
 
     @property
     def num_nodes(self) -> int:
@@ -146,9 +151,15 @@ def from_choices(choices: Sequence[Sequence[int]]) -> TreeSpec:
     Nodes are numbered by depth, then by path.
 
     Raises:
-        ValueError: an empty path, a path given twice, or one whose parent is not given.
+        ValueError: an empty path, a path given twice, one whose parent is not given, or what is no path of whole
+            numbers.
     """
-    paths = sorted((tuple(int(rank) for rank in path) for path in choices), key=lambda path: (len(path), path))
+    expected = "paths of ranks, as in ((0,), (1,), (0, 0))"
+    given = [_listed("path", path, expected) for path in _listed("choices", choices, expected)]
+    for path in given:
+        if odd := [rank for rank in path if not isinstance(rank, numbers.Integral)]:
+            raise ValueError(f"path {path} has rank {odd[0]!r}; expected whole numbers, 0 or more")
+    paths = sorted((tuple(map(int, path)) for path in given), key=lambda path: (len(path), path))
     index = {path: node for node, path in enumerate(paths)}
     for path in paths:
         if not path:
@@ -172,14 +183,17 @@ def from_branching(branching: Sequence[int]) -> TreeSpec:
     """
     parents: list[int] = []
     level = [-1]
-    for depth, children in enumerate(branching):
+    expected = "how many children a node has at each depth, as in (3, 2, 1)"
+    counts: tuple[int, ...] = _listed("branching", branching, expected)
+    if not counts:
+        raise ValueError(f"branching={branching!r}; expected {expected}")
+    for depth, children in enumerate(counts):
         if not isinstance(children, numbers.Integral) or children < 1:
             raise ValueError(
-                f"branching={tuple(branching)}: {children!r} children at depth {depth}; expected a whole number, at "
-                "least 1"
+                f"branching={counts}: {children!r} children at depth {depth}; expected a whole number, at least 1"
             )
         if len(parents) + len(level) * children > MAX_NODES:
-            raise ValueError(f"branching={tuple(branching)} makes more than {MAX_NODES} nodes; make it smaller")
+            raise ValueError(f"branching={counts} makes more than {MAX_NODES} nodes; make it smaller")
         start = len(parents)
         parents += [parent for parent in level for _ in range(children)]
         level = list(range(start, len(parents)))
@@ -283,6 +297,13 @@ def chain(tokens_bn: jax.Array, *, laws: jax.Array | None, vocab: jax.Array | No
         vocab=vocab,
         is_chain=True,
     )
+
+
+def _listed(name: str, given: Any, expected: str) -> tuple[Any, ...]:
+    try:
+        return tuple(given)
+    except TypeError:
+        raise ValueError(f"{name}={given!r}; expected {expected}") from None
 
 
 def _places(parents: Sequence[int]) -> tuple[int, ...]:

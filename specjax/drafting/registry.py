@@ -79,6 +79,16 @@ class Drafting:
         return dataclasses.replace(self, params=params, tables=tables)
 
 
+def require_drafting(made: Any, name: str) -> Drafting:
+    """What a maker made; raises ValueError where that is no `Drafting`."""
+    if not isinstance(made, Drafting):
+        raise ValueError(
+            f"drafter {name!r} makes a {type(made).__name__}; expected maker(target, **options) to return a "
+            "specjax.drafting.registry.Drafting"
+        )
+    return made
+
+
 def _autoregressive(target: Target, num_nodes: int = 0) -> Drafting:
     del target
     return Drafting("autoregressive", Autoregressive(num_nodes=num_nodes), {}, {})
@@ -172,7 +182,7 @@ def _ensemble(name: str, make: Any, prior: str | None = None) -> Callable[..., D
 
     def maker(target: Target, members: Sequence[Mapping[str, Any]], stacked: bool = True, **options: Any) -> Drafting:
         """`members` are rows of a name and its options; the other options are the ensemble's own."""
-        made = [_member(target, index, dict(member)) for index, member in enumerate(members)]
+        made = [_member(target, index, member) for index, member in enumerate(members)]
         parts = [m.drafter for m in made], [m.params for m in made], [m.tables for m in made]
         together, params, tables = assemble(*parts, stacked=stacked)
         priors = {prior: options.pop(prior)} if prior in options else {}
@@ -182,12 +192,20 @@ def _ensemble(name: str, make: Any, prior: str | None = None) -> Callable[..., D
     return maker
 
 
-def _member(target: Target, index: int, options: dict[str, Any]) -> Drafting:
-    name = options.pop("name", None)
+def _row(given: Any, said: str) -> tuple[Any, dict[str, Any]]:
+    """Name and options of a row that names a drafter."""
+    if not hasattr(given, "keys"):
+        raise ValueError(f"{said} is {given!r}; expected a name with its options, as in {{'name': 'prompt_lookup'}}")
+    options = dict(given)
+    return options.pop("name", None), options
+
+
+def _member(target: Target, index: int, member: Mapping[str, Any]) -> Drafting:
+    name, options = _row(member, f"member {index} of the ensemble")
     if name not in DRAFTERS and ":" not in str(name):
         raise ValueError(f"member {index} of the ensemble is drafter {name!r}; known: {', '.join(sorted(DRAFTERS))}")
     try:
-        return lookup(DRAFTERS, name, "drafter")(target, **options)
+        return require_drafting(lookup(DRAFTERS, name, "drafter")(target, **options), name)
     except (ImportError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"member {index} of the ensemble, drafter {name!r}: {error}") from error
 
@@ -243,11 +261,10 @@ def _layer_skip(target: Target, source: str = "", **options: Any) -> Drafting:
 
 def _adaptive(target: Target, inner: Mapping[str, Any], widths: Sequence[int], **options: Any) -> Drafting:
     """`inner` is a row of a name and its options."""
-    row = dict(inner)
-    name = row.pop("name", None)
+    name, row = _row(inner, "the inner drafter")
     if name not in DRAFTERS and ":" not in str(name):
         raise ValueError(f"the inner drafter is {name!r}; known: {', '.join(sorted(DRAFTERS))}")
-    made = lookup(DRAFTERS, name, "drafter")(target, **row)
+    made = require_drafting(lookup(DRAFTERS, name, "drafter")(target, **row), name)
     return Drafting("adaptive", Adaptive(made.drafter, tuple(widths), **options), made.params, made.tables)
 
 

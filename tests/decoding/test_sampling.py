@@ -1,5 +1,7 @@
 """Warped laws equal transformers' processors; bad values are named."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,3 +125,13 @@ def test_the_law_of_a_long_tail_is_kept():
 def test_bad_values_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         make_sampling(*arguments)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"],
+)
+@pytest.mark.parametrize("value", [np.array([0.5, 0.6]), np.array([1.0]), [0.5]])
+def test_an_array_is_no_value_of_one_row(name, value):
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value} in row 0; expected a")):
+        make_sampling(**{"temperature": [1.0], name: [value]})

@@ -123,6 +123,16 @@ def test_candidates_chosen_per_row_keep_their_parents():
         (lambda: from_choices([()]), r"an empty path"),
         (lambda: from_branching((3, 0)), r"0 children at depth 1"),
         (lambda: from_branching((20, 20)), r"more than 128 nodes"),
+        (lambda: TreeSpec(5), r"parents=5; expected a parent for each node"),
+        (lambda: TreeSpec((-1, -1), 5), r"child_ranks=5; expected a rank for each node"),
+        (lambda: TreeSpec((-1, -1), ("a", "b")), r"node 0 has rank 'a' among its siblings; expected a whole number"),
+        (lambda: TreeSpec((-1, -1), (0, 1.5)), r"node 1 has rank 1.5 among its siblings; expected a whole number"),
+        (lambda: from_choices(5), r"choices=5; expected paths of ranks"),
+        (lambda: from_choices((5,)), r"path=5; expected paths of ranks"),
+        (lambda: from_choices((("a",),)), r"path \('a',\) has rank 'a'; expected whole numbers"),
+        (lambda: from_choices(((0,), (1.5,))), r"path \(1.5,\) has rank 1.5; expected whole numbers"),
+        (lambda: from_branching(5), r"branching=5; expected how many children"),
+        (lambda: from_branching(()), r"branching=\(\); expected how many children"),
     ],
 )
 def test_bad_trees_are_named(make, message):

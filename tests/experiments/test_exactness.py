@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -88,6 +89,25 @@ def test_what_is_asked_for_must_exist(in_workdir: Path) -> None:
     for shard in ("2/2", "1", "-1/2", "a/b"):
         with pytest.raises(ValueError, match=f"shard='{shard}': expected i/n with 0 <= i < n"):
             exactness.main(quick(shard=shard))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"greedy_prompts": 0}, "greedy_prompts=0; expected at least 1"),
+        ({"greedy_prompts": -1}, "greedy_prompts=-1; expected at least 1"),
+        ({"only": ("prompt_lookup", "promt_lookup")}, "only names 'promt_lookup'; did you mean 'prompt_lookup'"),
+        (
+            {"only": ("suffix",), "drafter.name": "prompt_lookup"},
+            "only names 'suffix'; expected drafters: prompt_lookup",
+        ),
+    ],
+)
+def test_what_is_asked_of_a_model_must_exist(options: dict[str, Any], message: str) -> None:
+    # Before the model is read: there is none.
+    config = build.load_config("configs/exactness.py", "nowhere/target", options)
+    with pytest.raises(ValueError, match=message):
+        next(exactness.real_cases(config, Console()))
 
 
 def test_the_shards_together_are_all_cases() -> None:
