@@ -32,7 +32,7 @@ def check_rule(make_rule: MakeRule, *, draws: int = 1 << 20, chains_only: bool =
 
     The law is tested for every kind of draft that the rule declares itself exact for, at temperature 1 and warped (then
     through a draft vocabulary too), on drafts with nodes that are invalid; and over several steps, for rules that look
-    ahead at uniforms and meet them again.
+    ahead at uniforms and meet them again. Trees have two levels, with siblings on both.
 
     Args:
         make_rule: depth to rule.
