@@ -28,6 +28,7 @@ from rich.console import Console
 from specjax import build, parallel
 
 JAX_CACHE = "~/.cache/specjax/jax"
+DATA = "../shared/data"  # Where texts and prompts are looked for when SPECJAX_DATA is not set.
 
 RESTART = 75  # EX_TEMPFAIL: interrupted, saved, to be started again with the same command.
 
@@ -145,7 +146,7 @@ def pairs(name: str, given: Sequence[Any]) -> dict[Any, Any]:
 
 def data_dir() -> epath.Path:
     """The directory of texts and prompts, local or gs://, that SPECJAX_DATA names."""
-    return epath.Path(os.environ.get("SPECJAX_DATA", "../shared/data"))
+    return epath.Path(os.environ.get("SPECJAX_DATA", DATA))
 
 
 @contextlib.contextmanager
@@ -157,7 +158,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (flags.Error, *EXPECTED) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {one_line(error)}{_data_hint(error)}", file=sys.stderr)
         passing = isinstance(error, OSError) and not isinstance(error, LASTING)
         raise SystemExit(1 if passing else 2) from None
     except (AttributeError, KeyError) as error:
@@ -175,6 +176,13 @@ def one_line(error: BaseException) -> str:
     if "Traceback (most recent call last)" in text:
         text = re.sub(r"^\w+(\.\w+)*: ", "", text.strip().splitlines()[-1])
     return " ".join(text.split())
+
+
+def _data_hint(error: BaseException) -> str:
+    """What to do where a file is missing in the directory that is only a guess."""
+    if isinstance(error, FileNotFoundError) and "SPECJAX_DATA" not in os.environ and DATA in str(error):
+        return "; SPECJAX_DATA is not set: set it to the directory of the texts"
+    return ""
 
 
 def enable_compilation_cache() -> None:

@@ -105,7 +105,7 @@ def cell(config: ml_collections.ConfigDict, name: str, target: Target, console: 
                 prompts = prompts_from_config(config, console)
                 found = _cells.decoded(config, name, folder.parent / head, target, prompts)
             else:
-                data = Path(os.environ.get("SPECJAX_DATA", "../shared/data"))
+                data = Path(os.environ.get("SPECJAX_DATA", _main.DATA))
 
                 def report(step: int, steps: int) -> None:
                     status.update(f"{name}: step {step} of {steps}")

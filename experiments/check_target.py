@@ -24,6 +24,7 @@ from experiments import _main
 from experiments._prompts import VARIABLE, needs_data
 from specjax import build, checkpoints, decoding
 from specjax.decoding import Request, make_sampling
+from specjax.decoding.loop import check_precision
 from specjax.evaluation import results
 from specjax.evaluation.prompts import load_prompts
 from specjax.evaluation.teacher import Teacher, rounding_bound
@@ -45,6 +46,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     if config.corpus_windows < 1 or not config.perplexity_tolerance > 0:
         said = f"corpus_windows={config.corpus_windows}, perplexity_tolerance={config.perplexity_tolerance}"
         raise ValueError(f"{said}; expected at least 1, and more than 0")
+    check_precision(config.precision)
     corpora = read_corpora(config.corpora.to_dict(), console)
     results.check_writable(workdir)
     target = build.target_from_config(config.target)

@@ -14,11 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from experiments import _main
 from specjax import build
+from specjax.evaluation import results
 from specjax.training import write_store
 
 
 def main(config: ml_collections.ConfigDict) -> None:
     """Writes the shards that are missing, store by store."""
+    results.check_writable(_main.workdir())
     target = build.target_from_config(config.target)
     parts = build.store_parts(config, target, _main.data_dir())
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]

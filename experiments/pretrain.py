@@ -30,6 +30,7 @@ from experiments._progress import progress
 from specjax import build
 from specjax.checkpoints import drafters
 from specjax.checkpoints.directory import save_target
+from specjax.evaluation import results
 from specjax.models import ModelConfig, RopeConfig, Target, graph, init_decoder
 from specjax.models.target import config_hash
 from specjax.training import OptimizerConfig, Trainer, TrainerConfig, corpus
@@ -46,7 +47,8 @@ def main(config: ml_collections.ConfigDict) -> None:
     logging.set_verbosity(logging.WARNING)
     ending: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
-    data_dir = Path(os.environ.get("SPECJAX_DATA", "../shared/data"))
+    results.check_writable(_main.workdir())
+    data_dir = Path(os.environ.get("SPECJAX_DATA", _main.DATA))
     target, rows = continued(config, data_dir) if "target" in config else prepare(config, data_dir)
     if config.get("init_from"):
         target = dataclasses.replace(target, params=build.params_of(config.init_from, target)()["target"])

@@ -21,6 +21,7 @@ from experiments import _main
 from experiments._decoding import with_decoding
 from experiments._progress import progress
 from specjax import build
+from specjax.evaluation import results
 from specjax.training.tracking import MODES, tensorboard_sink, wandb_sink
 
 WANDB = flags.DEFINE_enum("wandb", "disabled", MODES, "whether Weights & Biases gets the metrics too")
@@ -33,11 +34,13 @@ def main(config: ml_collections.ConfigDict) -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes.
     ending: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
+    config_dict, workdir = config.to_dict(), _main.workdir()
+    if jax.process_index() == 0:
+        results.check_writable(workdir)
     target = build.placed_target(config)
     trainer = build.build_training(config, target, _main.data_dir())
     trainer = with_decoding(trainer, config, target, _main.console())
-    start = build.params_of(config.init_from, target) if config.init_from else None
-    config_dict, workdir = config.to_dict(), _main.workdir()
+    start = build.start_of(config, target, workdir)
     trainer.claim(workdir, config_dict)  # Before a tracker goes on with the run that the directory names.
     with (
         progress("training", trainer.config.steps) as report,

@@ -24,6 +24,7 @@ from specjax.checkpoints.rundir import RunDirectory
 from specjax.checkpoints.train_state import run_params
 from specjax.config_files import config_module, load_config, override
 from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights, make_sampling
+from specjax.decoding.loop import check_precision
 from specjax.decoding.tree import MAX_DEPTH, MAX_NODES
 from specjax.drafting import Autoregressive
 from specjax.drafting.lookup import lookup
@@ -173,8 +174,7 @@ def make_loop(
         precision: `float32` for full float32 products, `default` for the platform's.
         layout: `plain`, or `packed` for decoding few rows on a CPU (see `specjax.models.linear`).
     """
-    if precision not in ("float32", "default"):
-        raise ValueError(f"precision={precision!r}; expected 'float32' or 'default'")
+    check_precision(precision)
     check_layout(layout, target)
     loop = Loop(
         graph=target.graph,
@@ -326,6 +326,28 @@ def best_params(run: str | epath.Path) -> tuple[int, dict[str, float], Any]:
     return run_params(directory.checkpoints, directory.config()["train"]["best"])
 
 
+def start_of(config: ml_collections.ConfigDict, target: Target, run: str | epath.Path) -> Callable[[], Any] | None:
+    """What a fresh run starts from: the parameters of `config.init_from`; None for the objective's own start.
+
+    Args:
+        config: of the run.
+        target: of the run.
+        run: its directory. A run that has a checkpoint goes on from that, whether its start is still there or not.
+
+    Raises:
+        FileNotFoundError: `init_from` is no run directory, or has no checkpoint yet.
+        ValueError: as for `params_of`.
+    """
+    if not (source := config.get("init_from", "")):
+        return None
+    start = RunDirectory(source)
+    if RunDirectory(run).checkpointed is None:
+        start.config()
+        if start.checkpointed is None:
+            raise FileNotFoundError(f"init_from={source!r} has no finished checkpoint: give a run that was trained")
+    return params_of(source, target)
+
+
 def params_of(run: str | epath.Path, target: Target) -> Callable[[], Any]:
     """The best parameters of another run, to start from; read when called, which a resumed run has no need of.
 
@@ -444,6 +466,7 @@ __all__ = [
     "placed_target",
     "regeneration_loop",
     "settings_from_config",
+    "start_of",
     "store_parts",
     "target_from_config",
 ]

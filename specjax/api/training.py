@@ -11,6 +11,7 @@ from etils import epath
 from specjax import build
 from specjax.api.loading import load_drafter
 from specjax.build import Drafting
+from specjax.evaluation import results
 
 
 def train(
@@ -34,7 +35,8 @@ def train(
         The trained drafter, with the options that its method has by default.
 
     Raises:
-        FileNotFoundError: config, text or store is missing.
+        FileNotFoundError: config, text, store or the run to start from is missing.
+        PermissionError: the run directory cannot be written.
         ValueError: an option is unknown or out of range, or the directory belongs to another config, target,
             tokenizer or data.
         FloatingPointError: a loss or gradient is not finite.
@@ -43,10 +45,13 @@ def train(
         config = build.load_config(config, overrides=overrides)
     elif overrides:
         raise ValueError("overrides are for a config given by its path; change the loaded one itself")
+    if not str(workdir).strip():
+        raise ValueError("workdir is empty; expected a directory")
+    workdir = epath.Path(workdir)
+    results.check_writable(workdir)
     target = build.target_from_config(config.target)
     trainer = build.build_training(config, target, Path(data))
-    source = config.get("init_from", "")
-    start = build.params_of(source, target) if source else None
-    trainer.run(epath.Path(workdir), config.to_dict(), init=start, report=report)
-    build.export_drafter(config, target, trainer, epath.Path(workdir))
+    start = build.start_of(config, target, workdir)
+    trainer.run(workdir, config.to_dict(), init=start, report=report)
+    build.export_drafter(config, target, trainer, workdir)
     return load_drafter(str(workdir), target)

@@ -54,6 +54,9 @@ class RunDirectory:
     ) -> None:
         """Makes the directory this config's own, or checks that it is.
 
+        A training run's directory in which nothing has come of another config yet, no checkpoint and no file beside
+        the metrics of a start, is taken over: a setting that was put right may go where the wrong one failed.
+
         Args:
             config: nested mapping of JSON values.
             free: dotted fields in which a resumed run may differ.
@@ -63,15 +66,14 @@ class RunDirectory:
 
         Raises:
             PermissionError: the directory cannot be written.
-            ValueError: it belongs to a run of another config, target, tokenizer or data; lists every field that
+            ValueError: it has the work of a run of another config, target, tokenizer or data; lists every field that
                 differs. Or it has checkpoints, and no record of what they were made for.
         """
         mine = json.loads(json.dumps(config))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self.claimed:
-                self._record(made_for or {})  # First: where there is a config, there is all.
-                write_whole(self.path / CONFIG, json.dumps(mine, indent=2, sort_keys=True) + "\n")
+                self._write(mine, made_for)
                 return
         except OSError as error:
             raise PermissionError(
@@ -90,6 +92,11 @@ class RunDirectory:
                 f"checkpoints are of this very target and data, put {json.dumps({**(made_for or {}), **recorded})} "
                 f"into {self.path / TARGET}"
             )
+        if lines and made_for is not None and not self.worked_in:
+            if (self.path / METRICS).exists():  # They would be read as this run's.
+                (self.path / METRICS).rmtree()
+            self._write(mine, made_for)
+            return
         if lines:
             raise ValueError(
                 f"the workdir {self.path} belongs to a run of another config, target, tokenizer or data"
@@ -101,14 +108,39 @@ class RunDirectory:
         if missing:
             self._record({**recorded, **(made_for or {})})
 
+    def _write(self, config: Mapping[str, Any], made_for: Mapping[str, str | int] | None) -> None:
+        self._record(made_for or {})  # First: where there is a config, there is all.
+        write_whole(self.path / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
+
     def _record(self, made_for: Mapping[str, str | int]) -> None:
         if made_for:
             write_whole(self.path / TARGET, json.dumps(made_for, indent=2) + "\n")
 
+    def check_own(self, config: Mapping[str, Any], free: tuple[str, ...] = ()) -> None:
+        """Sees to it, before the first checkpoint, that no other run has taken the directory over since it was claimed.
+
+        Raises:
+            ValueError: one has; lists every field that differs.
+        """
+        old, new = flat(self.config()), flat(json.loads(json.dumps(config)))
+        if lines := _differences(old, new, [k for k in old if k in new and k not in free]):
+            raise ValueError(
+                f"the workdir {self.path} was taken over by a run of another config that was started after this one:\n"
+                + "\n".join(lines)
+                + "\ngive each its own --workdir"
+            )
+
     def made_for(self) -> dict[str, str | int]:
         """Target, tokenizer and data that the run was claimed for; of an older run some of it, or nothing."""
         path = self.path / TARGET
-        return json.loads(path.read_text()) if path.exists() else {}
+        return read_record(path) if path.exists() else {}
+
+    @property
+    def worked_in(self) -> bool:
+        """Whether it holds more than a start leaves: a finished checkpoint, or anything beside config and metrics."""
+        left = (CONFIG, TARGET, METRICS, CHECKPOINTS)
+        others = (p for p in self.path.iterdir() if p.name not in left and not p.name.startswith("."))
+        return self.checkpointed is not None or any(others)
 
     @property
     def checkpointed(self) -> int | None:
@@ -121,10 +153,11 @@ class RunDirectory:
 
         Raises:
             FileNotFoundError: it is no run directory.
+            ValueError: its record is damaged.
         """
         if not self.claimed:
             raise FileNotFoundError(f"{self.path} is no run directory: it has no {CONFIG}")
-        return json.loads((self.path / CONFIG).read_text())
+        return read_record(self.path / CONFIG)
 
     def metrics(self) -> list[dict[str, Any]]:
         """All metric rows in order of their parts; rows that a resumed run replaced are dropped."""
@@ -202,6 +235,23 @@ def write_whole(path: epath.Path, content: str | bytes) -> None:
         place.write_bytes(content)
     if place != path:
         place.replace(path)
+
+
+def read_record(path: epath.Path) -> dict[str, Any]:
+    """The JSON object in a file of a run directory.
+
+    Raises:
+        ValueError: it is damaged; names the file.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise ValueError(
+            f"{path} is damaged ({error}): put it back as it was, or give another run directory"
+        ) from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds {type(found).__name__}, not an object: put it back as it was")
+    return found
 
 
 def is_remote(path: epath.Path) -> bool:

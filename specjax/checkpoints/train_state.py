@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import warnings
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
+
+from specjax.checkpoints.rundir import is_remote
 
 
 class Checkpoints:
@@ -28,7 +31,7 @@ class Checkpoints:
         self._metric, self._directory = metric, directory
         policies = checkpoint_managers.preservation_policy
         self._manager = ocp.CheckpointManager(
-            directory,
+            _absolute(directory),
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policies.AnyPreservationPolicy(
                     [
@@ -181,7 +184,7 @@ def run_params(checkpoints: epath.Path, metric: str, mode: str = "max") -> tuple
         read_only=True, create=False, save_interval_steps=0, multiprocessing_options=alone
     )
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
-    with ocp.CheckpointManager(checkpoints, options=options, item_handlers=handler) as manager:
+    with ocp.CheckpointManager(_absolute(checkpoints), options=options, item_handlers=handler) as manager:
         found = {step: manager.metrics(step) for step in manager.all_steps()}
         scored = {step: dict(metrics) for step, metrics in found.items() if metrics is not None}
         if not scored:
@@ -194,6 +197,11 @@ def run_params(checkpoints: epath.Path, metric: str, mode: str = "max") -> tuple
     # The moving average is what was evaluated, where there is one.
     params = state["params"] if state.get("average") is None else state["average"]
     return best, scored[best], jax.tree.map(jax.numpy.asarray, _int_keys(params))
+
+
+def _absolute(path: epath.Path) -> epath.Path:
+    """Where a local path leads from here, which Orbax wants; an object store's stays as it is."""
+    return path if is_remote(path) else epath.Path(os.path.abspath(path.expanduser()))
 
 
 def _int_keys(tree: Any) -> Any:

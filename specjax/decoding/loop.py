@@ -257,6 +257,12 @@ class Loop:
         )
 
 
+def check_precision(precision: str) -> None:
+    """Raises ValueError for a matmul precision other than `float32` (full) and `default` (the platform's)."""
+    if precision not in ("float32", "default"):
+        raise ValueError(f"precision={precision!r}; expected 'float32' or 'default'")
+
+
 def score(
     target: Decoder, cache: KVCache, draft: Draft, context: Context, taps: tuple[int | str, ...]
 ) -> tuple[Scores, KVCache]:

@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 
 from specjax.models.tokenizer import Tokenizer
-from specjax.training.data import Document, TextRows, lay_out, pack
+from specjax.training.data import Document, TextRows, check_rows, lay_out, pack
 
 END = "<|end|>"
 HELD_OUT = 10  # one in so many files of code, and that share of each text of prose
@@ -92,6 +92,7 @@ def train_tokenizer(texts: Sequence[Text], vocab_size: int) -> Tokenizer:
 
 def pieces(texts: Sequence[Text], tokenizer: Tokenizer, length: int) -> list[Document]:
     """The texts as documents of at most `length` tokens, all of which are to be predicted; each text ends in END."""
+    check_rows(length)
     found = []
     for text in texts:
         ids = np.asarray([*tokenizer.encode(text.text, add_special=False), tokenizer.eos_ids[0]], np.int32)
@@ -154,8 +155,10 @@ def lay_out_corpus(
         max_tokens: to train on, in all.
 
     Raises:
-        ValueError: a kind has too little text to train on or to hold out.
+        ValueError: rows of fewer than 2 tokens, or fewer than one held out; a kind has too little text to train on or
+            to hold out.
     """
+    check_rows(length, held_out_rows)
     chosen: list[Document] = []
     held_out, openings = {}, {}
     for kind, own in train.items():

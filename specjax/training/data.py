@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import flax.struct
@@ -18,6 +20,20 @@ from specjax.models.tokenizer import Tokenizer
 
 DECODED = 32  # Answers of a file that are decoded, to see whose tokenizer wrote them.
 Array = Any  # of JAX in a trace, of NumPy outside
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(i) is int and 0 <= i < 1 << 31 for i in value)
+
+
+# What the fields of an answer that are computed with must be: a check, and words for it.
+FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "id": (lambda value: isinstance(value, int | str), "a number or a text"),
+    "temperature": (lambda value: type(value) in (int, float) and 0 <= value < math.inf, "a number of 0 or more"),
+    "prompt": (lambda value: isinstance(value, str), "a text"),
+    "response_ids": (_ids, "a list of token ids, whole numbers of 0 or more"),
+    "response": (lambda value: isinstance(value, str), "a text"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +127,8 @@ def read_answers(path: str | epath.Path) -> list[Answer]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a line is not JSON, or lacks a field; names file, line and the fields it has. Or the file is empty.
+        ValueError: a line is not JSON, lacks a field or has one that is none; names file, line and what it has. Or the
+            file is empty or damaged.
     """
     path = epath.Path(path)
     if not path.exists():
@@ -159,13 +176,20 @@ def json_lines(path: str | epath.Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a line is not a JSON object.
+        ValueError: a line is not a JSON object, or the file is not whole or not UTF-8.
     """
     path = epath.Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}: expected JSONL, one object a line")
     raw = path.read_bytes()
-    text = (gzip.decompress(raw) if path.name.endswith(".gz") else raw).decode()
+    try:
+        text = (gzip.decompress(raw) if path.name.endswith(".gz") else raw).decode()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is no whole gzip file ({error}): make or fetch it again") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 ({error}): expected JSONL in UTF-8, gzipped where it ends in .gz"
+        ) from error
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -184,7 +208,18 @@ def _answer(entry: dict[str, Any], where: str) -> Answer:
     if missing:
         raise ValueError(f"{where} lacks {', '.join(missing)}; it has {', '.join(entry)}; expected {', '.join(names)}")
     values = {name: entry[name] for name in names}
+    wrong = next((name for name, (check, _) in FIELDS.items() if not check(values[name])), None)
+    if wrong is not None:
+        raise ValueError(f"{where} has {wrong}={values[wrong]!r:.60}; expected {FIELDS[wrong][1]}")
     return Answer(**{**values, "response_ids": tuple(values["response_ids"])})
+
+
+def check_rows(length: int, held_out: int | None = None) -> None:
+    """Raises ValueError for rows too short for a token behind another, or fewer than one row to hold out."""
+    if length < 2:
+        raise ValueError(f"row_length={length}; expected at least 2: a token is learnt behind another")
+    if held_out is not None and held_out < 1:
+        raise ValueError(f"held_out_rows={held_out}; expected at least 1: the best checkpoint is chosen on them")
 
 
 def render(tokenizer: Tokenizer, answer: Answer) -> Document:
@@ -297,7 +332,12 @@ def text_rows(
     max_rows: int | None = None,
     sources: Sequence[str] = (),
 ) -> TextRows:
-    """The answers of a file as packed rows, the first `max_rows` of them; of some `sources`, or of all."""
+    """The answers of a file as packed rows, the first `max_rows` of them; of some `sources`, or of all.
+
+    Raises:
+        ValueError: rows of fewer than 2 tokens, or fewer than one; or as `answers_at`.
+    """
+    check_rows(length, max_rows)
     rows, _ = pack(answers_at(path, target, temperature, sources), length)
     return TextRows(lay_out(rows[:max_rows], length))
 

@@ -18,6 +18,7 @@ from specjax.parallel import Placement
 from specjax.training.data import Batch, order
 
 THREADS, AHEAD = 2, 2  # Readers, and batches that wait.
+LOOK = 8  # Rows at a time that are looked through for one with loss; the first have it, as a rule.
 
 
 class Source(Protocol):
@@ -63,6 +64,20 @@ def feed(
     batch_rows(source.rows, batch, seed, start)  # What is wrong is said here, not by a reader.
     plan = grain.MapDataset.range(start, stop).map(read)
     return iter(plan.to_iter_dataset(grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)))
+
+
+def check_loss(source: Source, what: str) -> None:
+    """Sees to it that a position of some rows, called `what`, predicts a token of an answer.
+
+    Raises:
+        ValueError: none does: there is nothing to learn, or to choose a checkpoint by.
+    """
+    some = (source.batch(np.arange(i, min(i + LOOK, source.rows))) for i in range(0, source.rows, LOOK))
+    if not any(np.any(batch.predicts) for batch in some):
+        raise ValueError(
+            f"no position of {what} ({source.rows}) carries loss: none predicts a token of an answer; give more text, "
+            "or a larger row length"
+        )
 
 
 def load(source: Source, rows: np.ndarray, batch: int, placement: Placement | None) -> Batch:

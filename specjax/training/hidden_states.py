@@ -24,7 +24,7 @@ from etils import epath
 from specjax.checkpoints.rundir import write_whole
 from specjax.models import Tap, merge
 from specjax.models.target import Target
-from specjax.training.data import Batch, Document, lay_out, order, pack
+from specjax.training.data import Batch, Document, check_rows, lay_out, order, pack
 
 FORMAT = 1
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -50,6 +50,9 @@ class StoreConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_rows(self.row_length)
+        if min(self.shard_rows, self.pass_rows) < 1:
+            raise ValueError(f"shard_rows={self.shard_rows}, pass_rows={self.pass_rows}; expected at least 1 and 1")
         if self.shard_rows % self.pass_rows:
             raise ValueError(f"shard_rows={self.shard_rows} is not a multiple of pass_rows={self.pass_rows}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -63,6 +64,9 @@ class OptimizerConfig:
         clip: of the gradient's global norm; 0 for none.
         rates: pairs of a parameter path's beginning, such as `lm_head` or `layers/0`, and the factor on the learning
             rate of what lies there, 0 to freeze it; the first that fits counts, 1 where none does.
+
+    Raises:
+        ValueError: an unknown name or schedule, a number that is not finite or out of range, or pairs that are none.
     """
 
     learning_rate: float
@@ -82,15 +86,27 @@ class OptimizerConfig:
             raise ValueError(f"optimizer {self.name!r} is unknown; expected {', '.join(OPTIMIZERS)}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule {self.schedule!r} is unknown; expected {', '.join(SCHEDULES)}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate={self.learning_rate}; expected a number above 0")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate={self.learning_rate}; expected a finite number above 0")
+        for name in ("weight_decay", "clip"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name}={value}; expected a finite number of 0 or more, 0 for none")
+        if not 0 <= self.final_fraction <= 1:
+            raise ValueError(f"final_fraction={self.final_fraction}; expected a share of the peak, from 0 to 1")
+        for name in ("b1", "b2"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={value}; expected a decay of 0 or more and below 1")
         if not 0 <= self.warmup < self.steps:
             raise ValueError(
                 f"warmup={self.warmup} of steps={self.steps}; expected at least 0 and fewer than the steps"
             )
         for pair in self.rates:
-            if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and pair[1] >= 0):
+            if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and _factor(pair[1])):
                 raise ValueError(f"rates: {pair!r}; expected a pair of a path and a factor of 0 or more")
+
+
+def _factor(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:

@@ -16,6 +16,7 @@ from etils import epath
 
 from specjax.checkpoints.rundir import MetricsWriter, RunDirectory, Sink
 from specjax.checkpoints.train_state import Checkpoints
+from specjax.decoding.loop import check_precision
 from specjax.decoding.sampling import check_seed
 from specjax.models import Tap, merge
 from specjax.models.remat import check_remat
@@ -65,7 +66,8 @@ class TrainerConfig:
 
     Raises:
         ValueError: a seed that is no uint32, a number below 1, a batch that does not split into its parts, a decay
-            outside [0, 1), an unknown `remat` or `nonfinite`, or steps to profile that the run does not have.
+            outside [0, 1), an unknown `precision`, `remat` or `nonfinite`, or steps to profile that the run does not
+            have.
     """
 
     steps: int
@@ -89,6 +91,7 @@ class TrainerConfig:
         if self.accumulate < 1 or self.batch % self.accumulate:
             raise ValueError(f"accumulate={self.accumulate}: expected a divisor of batch={self.batch}")
         check_remat(self.remat)
+        check_precision(self.precision)
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema={self.ema}: expected 0 for none, or a decay below 1")
         if self.nonfinite not in ("stop", "skip"):
@@ -232,8 +235,8 @@ class Trainer:
         """
         run = self.claim(workdir, config)
         checkpoints = Checkpoints(run.checkpoints, self.config.best)
-        with self.placement.active() if self.placement is not None else contextlib.nullcontext():
-            return self._run(run, checkpoints, init, sinks, report, stop)
+        with self._active():
+            return self._run(run, config, checkpoints, init, sinks, report, stop)
 
     def claim(self, workdir: str | epath.Path, config: Mapping[str, Any]) -> RunDirectory:
         """Checks that the run can be trained, and makes the directory its own, or checks that it is; see `run`.
@@ -241,8 +244,10 @@ class Trainer:
         `run` does so by itself. Call it before anything else touches the directory, a tracker of metrics for one.
 
         Raises:
-            ValueError: the batch is larger than the data or is not divisible by the mesh, `best` names no held-out
-                set, or the directory belongs to another config, target, tokenizer or data.
+            ValueError: the batch is larger than the data or is not divisible by the mesh, no position of the rows to
+                train on or of a held-out set carries loss, `best` names no held-out set or no figure of it, a path of
+                the optimizer's rates no parameter, or the directory belongs to another config, target, tokenizer or
+                data.
         """
         self._check()
         run = RunDirectory(workdir)
@@ -261,6 +266,22 @@ class Trainer:
             raise ValueError(f"best={c.best!r} names no held-out set; expected <set>/<metric>, of the sets {known}")
         if self.placement is not None:
             batch_shardings(jax.ShapeDtypeStruct((c.batch,), jnp.int32), self.placement.mesh)
+        feed.check_loss(self.train, "the rows to train on")
+        for held_out, source in self.held_out.items():
+            feed.check_loss(source, f"the held-out set {held_out!r}")
+        with self._active():
+            start = self._abstract()  # Here the optimizer meets the parameters that its rates name.
+            if name in self.held_out and c.best not in (figures := self._figures(name, start.params)):
+                raise ValueError(f"best={c.best!r} names no figure of {name!r}; it has {', '.join(figures)}")
+
+    def _figures(self, name: str, params: Any) -> list[str]:
+        """What an evaluation of a held-out set is going to give; traced, not computed."""
+        batch = self.load(self.held_out[name], np.arange(min(self.config.batch, self.held_out[name].rows)))
+        loss = evaluate.eval_shape(self._statics, params, self.target.params, self.tables, batch)
+        return [f"{name}/{key}" for key in ("loss", *loss.metrics)]
+
+    def _active(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.placement is None else self.placement.active()
 
     def _free(self, run: RunDirectory) -> tuple[str, ...]:
         """Fields that may differ: also the end of the schedule, for a run that goes on beyond it."""
@@ -270,6 +291,7 @@ class Trainer:
     def _run(
         self,
         run: RunDirectory,
+        config: Mapping[str, Any],
         checkpoints: Checkpoints,
         init: Callable[[], Any] | None,
         sinks: Sequence[Sink],
@@ -280,6 +302,8 @@ class Trainer:
             state = checkpoints.restore(self._abstract())
             if state is None:
                 state = self._place(self.init(init() if init is not None else None))
+                if jax.process_index() == 0:
+                    run.check_own(config, self._free(run))
                 self._save(checkpoints, run.writer(-1, sinks), state, report)
             return self._loop(run, checkpoints, state, sinks, report, stop)
         finally:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from specjax.models.tokenizer import Message, Tokenizer
-from specjax.training.data import Document, TextRows, lay_out, order, pack
+from specjax.training.data import Document, TextRows, check_rows, lay_out, order, pack
 
 FORMAT = 1  # Part of every cache key: raise it when documents are made differently.
 KINDS = ("chat", "plain")
@@ -126,8 +126,10 @@ def dataset_rows(
         cache: see `dataset_documents`.
 
     Raises:
-        ValueError: too little text to train on and to hold out; or as `dataset_documents`.
+        ValueError: rows of fewer than 2 tokens, or fewer than one held out; too little text to train on and to hold
+            out; or as `dataset_documents`.
     """
+    check_rows(row_length, held_out_rows)
     documents = dataset_documents(config, tokenizer, cache)
     tokens = sum(len(d.tokens) for d in documents)
     if config.kind == "plain":

@@ -109,3 +109,12 @@ def test_faults_are_seen(directory: Path, config: ml_collections.ConfigDict) -> 
     check_target.compare_greedy(doubled, reference, [ids], rows, config)
     assert rows[0]["greedy"] == "different"
     assert "text 0: greedy text parts at token" in check_target.faults(rows, 1e-4)[0]
+
+
+def test_an_unknown_precision_is_refused_before_anything_is_loaded(
+    config: ml_collections.ConfigDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "target_from_config", lambda _: pytest.fail("loaded"))
+    config.precision = "foo"
+    with pytest.raises(ValueError, match="precision='foo'; expected 'float32' or 'default'"):
+        check_target.main(config)

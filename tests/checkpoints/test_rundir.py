@@ -28,6 +28,7 @@ def test_a_run_keeps_its_target_and_refuses_another_in_one_error(tmp_path):
     run.claim({"rate": 1}, made_for=made_for)
     run.claim({"rate": 1}, made_for=made_for)
     assert json.loads((tmp_path / "target.json").read_text()) == made_for
+    (run.checkpoints / "4").mkdir(parents=True)
     with pytest.raises(ValueError) as error:
         run.claim({"rate": 2}, made_for={**made_for, "target_config": "56", "tokenizer": "78"})
     assert str(error.value).splitlines()[1:] == [
@@ -66,8 +67,8 @@ def test_an_older_run_whose_record_lacks_the_data_is_told_what_to_add(tmp_path):
     (trained.checkpoints / "4").mkdir(parents=True)
     empty.claim({"rate": 1}, made_for=target | data)
     assert empty.made_for() == target | data
-    with pytest.raises(ValueError, match="rows: run has 120, now 180"):
-        empty.claim({"rate": 1}, made_for=target | data | {"rows": 180})
+    empty.claim({"rate": 1}, made_for=target | data | {"rows": 180})  # nothing has come of it yet
+    assert empty.made_for() == target | data | {"rows": 180}
     with pytest.raises(ValueError) as error:
         trained.claim({"rate": 1}, made_for=target | data | {"tokenizer": "78"})
     lines = str(error.value).splitlines()[1:-1]
@@ -163,3 +164,43 @@ def test_a_setting_that_did_not_exist_yet_is_off_in_an_older_run(tmp_path):
         RunDirectory(tmp_path).claim({"a": 1, "objective": {"beta": 0.1}})
     with pytest.raises(ValueError, match="rate: run has '\\(absent\\)', now 0.5"):
         RunDirectory(tmp_path).claim({"a": 1, "rate": 0.5})
+
+
+def test_a_training_run_without_a_checkpoint_makes_room_for_another(tmp_path):
+    """Its metrics go with it; a checkpoint, or a tracker's file, keeps the directory."""
+    data = {"rows": 12}
+    for left in ("nothing", "unfinished", "tracked", "trained"):
+        run = RunDirectory(tmp_path / left)
+        run.claim({"rate": 1}, made_for=data)
+        writer = run.writer(-1)
+        writer.write(0, loss=9.0)
+        writer.flush()
+    (tmp_path / "unfinished" / "checkpoints" / "4.orbax-checkpoint-tmp-1").mkdir(parents=True)
+    (tmp_path / "tracked" / "wandb.json").write_text("{}")
+    (tmp_path / "trained" / "checkpoints" / "4").mkdir(parents=True)
+    for left in ("nothing", "unfinished"):
+        run = RunDirectory(tmp_path / left)
+        run.claim({"rate": 2}, made_for={"rows": 13})
+        assert (run.config(), run.made_for(), run.metrics()) == ({"rate": 2}, {"rows": 13}, [])
+    for left in ("tracked", "trained"):
+        with pytest.raises(ValueError, match="rate: run has 1, now 2"):
+            RunDirectory(tmp_path / left).claim({"rate": 2}, made_for=data)
+
+
+def test_a_run_whose_directory_was_taken_over_is_told_before_its_first_checkpoint(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.claim({"rate": 1, "train": {"steps": 5}}, made_for={"rows": 12})
+    run.check_own({"rate": 1, "train": {"steps": 9}}, free=("train.steps",))
+    RunDirectory(tmp_path).claim({"rate": 2, "train": {"steps": 5}}, made_for={"rows": 12})
+    with pytest.raises(ValueError, match="taken over by a run of another config .*\n  rate: run has 2, now 1"):
+        run.check_own({"rate": 1, "train": {"steps": 5}})
+
+
+@pytest.mark.parametrize("name", ["config.json", "target.json"])
+@pytest.mark.parametrize(("content", "message"), [(b"{", "is damaged"), (b"\xff", "is damaged"), (b"[]", "holds list")])
+def test_a_damaged_record_is_named(tmp_path, name, content, message):
+    run = RunDirectory(tmp_path)
+    run.claim({"rate": 1}, made_for={"rows": 12})
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} {message}"):
+        run.claim({"rate": 1}, made_for={"rows": 12})

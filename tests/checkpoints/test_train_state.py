@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from specjax.checkpoints.train_state import Checkpoints, run_params
+from specjax.checkpoints.train_state import Checkpoints, _absolute, run_params
 
 
 def state(value: float, size: int = 64):
@@ -88,3 +88,13 @@ def test_a_full_disk_is_reported_and_the_last_good_checkpoint_kept(tmp_path):
     again = Checkpoints(epath.Path(tmp_path), "m")
     assert int(again.restore(ABSTRACT)["step"]) == 1
     again.close()
+
+
+def test_a_relative_directory_is_taken_and_a_remote_one_left_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved("runs/x")
+    assert run_params(epath.Path("runs/x"), "m")[0] == 1
+    checkpoints = Checkpoints(epath.Path("runs/x"), "m")
+    assert int(checkpoints.restore(ABSTRACT)["step"]) == 3
+    checkpoints.close()
+    assert str(_absolute(epath.Path("gs://bucket/run"))) == "gs://bucket/run"

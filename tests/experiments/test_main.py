@@ -8,6 +8,7 @@ import ml_collections
 import pytest
 
 from experiments import _main
+from specjax.training.data import read_answers
 from tests.experiments.programs import run_all
 
 
@@ -41,6 +42,23 @@ def test_expected_errors_are_one_line_and_others_are_not_hidden(capsys: pytest.C
     assert ended.value.code == 2 and capsys.readouterr().err == "error: two lines\n"
     with pytest.raises(KeyError), _main.one_line_errors():
         raise KeyError("a fault of ours")
+
+
+def test_a_text_that_is_missing_where_no_directory_was_named_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hint = "SPECJAX_DATA is not set: set it to the directory of the texts"
+
+    def said(path: object) -> str:
+        with pytest.raises(SystemExit), _main.one_line_errors():
+            read_answers(path)
+        return capsys.readouterr().err
+
+    monkeypatch.delenv("SPECJAX_DATA", raising=False)
+    assert hint in said(_main.data_dir() / "target_text" / "nowhere.jsonl")
+    assert hint not in said("/nowhere.jsonl")  # a file that the user named
+    monkeypatch.setenv("SPECJAX_DATA", _main.DATA)
+    assert hint not in said(_main.data_dir() / "target_text" / "nowhere.jsonl")
 
 
 def test_of_a_config_file_that_raised_only_the_message_is_kept() -> None:

@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 import jax
+import ml_collections
 import numpy as np
 import pytest
 
@@ -215,3 +216,25 @@ def test_ensembles_for_any_target() -> None:
         build.load_config("configs/ensembles.py", "quik")
     with pytest.raises(ValueError, match="target=some/model, but no draft for it"):
         build.load_config("configs/ensembles.py", "target=some/model")
+
+
+def test_a_directory_that_cannot_be_written_and_rows_that_hold_nothing_are_refused_first(
+    prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from etils import epath
+
+    monkeypatch.setenv("SPECJAX_DATA", str(prose))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_main, "workdir", lambda: epath.Path("file/x"))
+    (tmp_path / "file").write_text("")
+    root = Path(__file__).resolve().parents[2]
+
+    def config(**changes: object) -> ml_collections.ConfigDict:
+        return build.load_config(f"{root}/configs/mtp.py", "tiny", {f"data.{k}": v for k, v in changes.items()})
+
+    with pytest.raises(PermissionError, match="file/x cannot be written"):
+        pretrain.main(config())
+    monkeypatch.setattr(_main, "workdir", lambda: epath.Path("runs/x"))
+    for changes, message in (({"row_length": 0}, "row_length=0"), ({"held_out_rows": -1}, "held_out_rows=-1")):
+        with pytest.raises(ValueError, match=message):
+            pretrain.main(config(**changes))

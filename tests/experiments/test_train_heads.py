@@ -89,3 +89,10 @@ def test_trained_heads_decode_by_name(trained: Path, name: str) -> None:
     with pytest.raises(ValueError, match=f"is a head of method '{name}', not"):
         other = {"medusa": "hydra", "hydra": "medusa"}[name]
         specjax.load_drafter(other, target, source=str(trained / name))
+
+
+def test_a_store_that_cannot_be_written_is_refused_before_a_model_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = ["--config=configs/hidden_states.py:/nowhere", f"--workdir={tmp_path / 'file' / 'x'}"]
+    [outcome] = programs.run_all("experiments.hidden_states", [command], tmp_path)
+    assert outcome.code == 2 and "file/x cannot be written" in outcome.err and "another --workdir" in outcome.err

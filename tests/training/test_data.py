@@ -120,6 +120,11 @@ def test_a_directory_of_parts_is_read_in_order(tmp_path):
     ("lines", "says"),
     [
         ([line(), "{oops"], r"a.jsonl:2 is not JSON"),
+        ([line(response_ids=["a"])], r"a.jsonl:1 has response_ids=\['a'\]; expected a list of token ids"),
+        ([line(response_ids=[-1])], r"a.jsonl:1 has response_ids=\[-1\]; expected a list of token ids"),
+        ([line(), line(response_ids=5)], r"a.jsonl:2 has response_ids=5; expected a list of token ids"),
+        ([line(temperature="x")], r"a.jsonl:1 has temperature='x'; expected a number of 0 or more"),
+        ([line(prompt=5)], r"a.jsonl:1 has prompt=5; expected a text"),
         (["[1]"], r"a.jsonl:1 is list"),
         ([line(finish=None)], r"lacks finish; it has source, id"),
         ([], "holds no answers"),
@@ -150,3 +155,22 @@ def test_predicts_is_the_same_in_numpy_and_jax():
     batch = data.lay_out([[document(5, 3), document(4, 1)], [document(9, 2)]], 12)
     other = Batch(*(jnp.asarray(x) for x in (batch.tokens, batch.positions, batch.segments, batch.response)))
     np.testing.assert_array_equal(batch.predicts, np.asarray(other.predicts))
+
+
+def test_a_file_that_is_not_whole_or_no_text_is_named(tmp_path):
+    whole = gzip.compress("\n".join([line()] * 50).encode())
+    for name, content, message in (
+        ("cut.jsonl.gz", whole[:-20], "cut.jsonl.gz is no whole gzip file"),
+        ("plain.jsonl.gz", line().encode(), "plain.jsonl.gz is no whole gzip file"),
+        ("damaged.jsonl.gz", whole[:20] + b"\xff" * 20 + whole[40:], "damaged.jsonl.gz is no whole gzip file"),
+        ("bytes.jsonl", b"\xff\xfe", "bytes.jsonl is not UTF-8"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            data.read_answers(tmp_path / name)
+
+
+def test_rows_without_room_for_a_token_behind_another_are_refused(tmp_path):
+    for wrong, message in (((1, 4), "row_length=1"), ((64, 0), "held_out_rows=0"), ((64, -1), "held_out_rows=-1")):
+        with pytest.raises(ValueError, match=message):
+            data.text_rows(tmp_path / "unread.jsonl", tiny_target(), wrong[0], max_rows=wrong[1])

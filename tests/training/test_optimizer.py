@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,3 +83,27 @@ def test_weight_decay_is_by_the_learning_rate_and_of_matrices_alone():
 def test_an_unknown_optimizer_is_named():
     with pytest.raises(ValueError, match="optimizer 'adam' is unknown; expected adamw, adafactor, lion, muon, sgd"):
         OptimizerConfig(learning_rate=0.1, steps=10, name="adam")
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("learning_rate", (0.0, -1.0, math.nan, math.inf)),
+        ("clip", (-1.0, math.nan, math.inf)),  # negative, it turned every step uphill
+        ("weight_decay", (-5.0, math.nan, math.inf)),
+        ("final_fraction", (-0.1, 1.1, math.nan)),
+        ("b1", (-0.1, 1.0, math.nan)),
+        ("b2", (-0.1, 1.0, math.nan)),
+        ("warmup", (-1, 10)),
+    ],
+)
+def test_numbers_out_of_range_are_named(field, values):
+    for value in values:
+        with pytest.raises(ValueError, match=f"{field}={value}"):
+            OptimizerConfig(**{"learning_rate": 0.1, "steps": 10, field: value})
+
+
+def test_factors_that_are_no_numbers_are_named():
+    for factor in (math.nan, math.inf, "a"):
+        with pytest.raises(ValueError, match="expected a pair of a path and a factor of 0 or more"):
+            OptimizerConfig(learning_rate=0.1, steps=10, rates=(("lm_head", factor),))

@@ -138,6 +138,10 @@ def test_half_precision_keeps_full_parameters_and_moves_them_by_less_than_half_p
     assert metrics["finite"]
 
 
+def without_answers(source):
+    return TextRows(dataclasses.replace(source.text, response=np.zeros_like(source.text.response)))
+
+
 def test_what_cannot_be_trained_leaves_the_directory_alone(target, tmp_path):
     made = trainer(target)
     mesh = AbstractMesh((2, 1, 1), AXES, axis_types=(AxisType.Auto,) * 3)
@@ -145,6 +149,19 @@ def test_what_cannot_be_trained_leaves_the_directory_alone(target, tmp_path):
     for wrong, message in (
         (dataclasses.replace(made, placement=Placement(mesh)), r"does not fit the mesh \(data=2"),
         (trainer(target, batch=rows + 1), f"batch={rows + 1} rows of a data set of {rows} rows"),
+        (trainer(target, best="held/foo"), "best='held/foo' names no figure of 'held'; it has held/loss, held/match"),
+        (
+            dataclasses.replace(made, train=without_answers(made.train)),
+            "no position of the rows to train on .* carries",
+        ),
+        (
+            dataclasses.replace(made, held_out={"held": made.train, "other": without_answers(made.train)}),
+            "no position of the held-out set 'other' .* carries loss",
+        ),
+        (
+            dataclasses.replace(made, optimizer=dataclasses.replace(made.optimizer, rates=(("nope", 0.5),))),
+            "rates: no parameter lies at 'nope'",
+        ),
         (trainer(target, best="greedy/match"), "best='greedy/match' names no held-out set; .*of the sets held"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -158,6 +175,7 @@ def test_what_cannot_be_trained_leaves_the_directory_alone(target, tmp_path):
         ({"accumulate": 2}, "divisor of batch=3"),
         ({"ema": 1.0}, "ema=1.0"),
         ({"nonfinite": "hope"}, "nonfinite="),
+        ({"precision": "foo"}, "precision='foo'; expected 'float32' or 'default'"),
         ({"seed": -1}, "seed=-1; expected a whole number"),
     ],
 )
@@ -208,6 +226,7 @@ def test_a_run_whose_data_grew_is_refused_in_one_error(target, tmp_path):
     made = trainer(target)
     with pytest.raises(Stopped):
         made.run(tmp_path, {**CONFIG, "data": {"max_shards": 0}}, init=start)
+    (tmp_path / "optimizer.log").write_text("")  # Something has come of it.
     rows, _ = pack(common.documents(target, 44), 96)
     vocab = common.vocabulary()
     vocab = np.sort(np.where(vocab == vocab[-1], np.setdiff1d(np.arange(256), vocab)[0], vocab))
@@ -246,6 +265,7 @@ def test_a_run_that_goes_on_beyond_its_schedule_may_stretch_it_and_no_other(targ
 
     with pytest.raises(Stopped):
         run(20, 20)
+    (tmp_path / "optimizer.log").write_text("")  # Something has come of it.
     with pytest.raises(ValueError, match="optimizer.steps: run has 20, now 40"):
         run(20, 40)
     with pytest.raises(Stopped):
