@@ -23,8 +23,7 @@ from rich.table import Table
 from experiments import _main
 from experiments._prompts import VARIABLE, needs_data
 from specjax import build, checkpoints, decoding
-from specjax.decoding import Request, make_sampling
-from specjax.decoding.loop import check_precision
+from specjax.decoding import Request, check_precision, make_sampling
 from specjax.evaluation import results
 from specjax.evaluation.prompts import load_prompts
 from specjax.evaluation.teacher import Teacher, rounding_bound

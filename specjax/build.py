@@ -23,8 +23,7 @@ from specjax.checkpoints import drafters
 from specjax.checkpoints.rundir import RunDirectory
 from specjax.checkpoints.train_state import run_params
 from specjax.config_files import config_module, load_config, override
-from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights, make_sampling
-from specjax.decoding.loop import check_precision
+from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights, check_precision, make_sampling
 from specjax.decoding.tree import MAX_DEPTH, MAX_NODES
 from specjax.drafting import Autoregressive
 from specjax.drafting.lookup import lookup
@@ -340,10 +339,9 @@ def start_of(config: ml_collections.ConfigDict, target: Target, run: str | epath
     """
     if not (source := config.get("init_from", "")):
         return None
-    start = RunDirectory(source)
     if RunDirectory(run).checkpointed is None:
-        start.config()
-        if start.checkpointed is None:
+        RunDirectory(source).config()
+        if RunDirectory(source).checkpointed is None:
             raise FileNotFoundError(f"init_from={source!r} has no finished checkpoint: give a run that was trained")
     return params_of(source, target)
 

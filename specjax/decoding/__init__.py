@@ -27,7 +27,7 @@ from specjax.decoding.generate import (
     request_sampling,
     stream,
 )
-from specjax.decoding.loop import Loop, Weights, score
+from specjax.decoding.loop import Loop, Weights, check_precision, score
 from specjax.decoding.processors import History
 from specjax.decoding.sampling import Keys, Sampling, log_law, make_sampling, request_keys
 from specjax.decoding.state import DecodeState, Statistics, insert_row
@@ -39,6 +39,7 @@ __all__ = [
     "Completion",
     "Request",
     "check_fault",
+    "check_precision",
     "check_requests",
     "check_stop_strings",
     "cut_text",

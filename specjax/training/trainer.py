@@ -16,7 +16,7 @@ from etils import epath
 
 from specjax.checkpoints.rundir import MetricsWriter, RunDirectory, Sink
 from specjax.checkpoints.train_state import Checkpoints
-from specjax.decoding.loop import check_precision
+from specjax.decoding import check_precision
 from specjax.decoding.sampling import check_seed
 from specjax.models import Tap, merge
 from specjax.models.remat import check_remat
@@ -25,6 +25,7 @@ from specjax.parallel import Agreement, Placement, batch_shardings
 from specjax.training import feed
 from specjax.training.data import Batch
 from specjax.training.feed import Source
+from specjax.training.guard import Guard
 from specjax.training.identity import data_identity, target_identity
 from specjax.training.objectives.base import Objective
 from specjax.training.on_policy import FOLDER, Mixer, OnPolicy
@@ -33,7 +34,6 @@ from specjax.training.pace import Pace, StepFlops, peak_flops, step_flops
 from specjax.training.profiling import StepTrace
 from specjax.training.step import Statics, TrainState, as_kept, evaluate, update
 
-PATIENCE = 10  # Updates in a row that may be skipped.
 # What of the config may change when a run is resumed: it may be trained for longer, and a store that has grown be cut
 # to what it was; whether it is that is seen by the number of rows.
 FREE = (
@@ -358,7 +358,7 @@ class Trainer:
     ) -> TrainState:
         c, start = self.config, int(state.step)
         writer, schedule = run.writer(start, sinks), make_schedule(self.optimizer)
-        guard = _Guard(c.nonfinite, writer, lambda: checkpoints.latest)
+        guard = Guard(c.nonfinite, writer, lambda: checkpoints.latest)
         batches = feed.feed(self.train, c.batch, c.seed, start, c.steps, self.placement)
         pace: Pace | None = None
         mixer = None if self.on_policy is None else Mixer(self.on_policy, run.path / FOLDER, c.seed)
@@ -412,40 +412,3 @@ class Trainer:
         # In this order: metrics ahead of the newest checkpoint are made again, metrics behind it would be lost.
         writer.flush()
         checkpoints.save(step, state, values)
-
-
-class _Guard:
-    """Looks for losses that are not finite, without waiting for every step: metrics are kept until they are needed."""
-
-    def __init__(self, policy: str, writer: MetricsWriter, latest: Callable[[], int | None]):
-        self._policy, self._writer, self._latest = policy, writer, latest
-        self._seen: list[tuple[int, np.ndarray, dict[str, jax.Array]]] = []
-        self._skipped = 0
-
-    def saw(self, step: int, rows: np.ndarray, metrics: dict[str, jax.Array]) -> None:
-        """Takes note of a step."""
-        self._seen.append((step, rows, metrics))
-
-    def check(self) -> list[tuple[int, dict[str, jax.Array]]]:
-        """The good steps since the last check, with their metrics.
-
-        Raises:
-            FloatingPointError: a step was bad, and the policy is to stop or patience is at its end.
-        """
-        good = []
-        for step, rows, metrics in self._seen:
-            if metrics["finite"]:
-                good.append((step, metrics))
-                self._skipped = 0
-                continue
-            self._skipped += 1
-            if self._policy == "stop" or self._skipped == PATIENCE:
-                name = "loss" if not jnp.isfinite(metrics["loss"]) else "grad_norm"
-                count = f", the {PATIENCE}th in a row" if self._policy == "skip" else ""
-                raise FloatingPointError(
-                    f"the {name} of step {step} is {float(metrics[name])} (rows {rows.tolist()}){count}: lower the "
-                    f"learning rate, or look at these rows; the last good checkpoint is {self._latest()}"
-                )
-            self._writer.write(step, **{"train/skipped_rows": rows.tolist()})
-        self._seen = []
-        return good
