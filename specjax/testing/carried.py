@@ -51,6 +51,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "prompt_lookup": {"num_nodes": NODES},
     "recycling": {"num_nodes": 4, "candidates": 2},
     "suffix": {"num_nodes": NODES},
+    "suffix_tree": {"num_nodes": 4, "depth": NODES, "max_match": 4, "candidates": 8},
 }
 
 
