@@ -315,7 +315,8 @@ def params_of(run: str | epath.Path, target: Target) -> Callable[[], Any]:
         ValueError: they were trained for another architecture or tokenizer; names what differs.
     """
     directory = RunDirectory(run)
-    theirs, mine = directory.made_for(), target_identity(target)
+    theirs = directory.made_for()
+    mine = target_identity(target, theirs)
     wanted = ("target_config", "tokenizer")
     differ = [key for key in wanted if key in theirs and theirs[key] != mine[key]]
     if differ:

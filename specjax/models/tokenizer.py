@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +16,8 @@ import tokenizers
 from etils import epath
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from specjax.models import fingerprint
 
 Message = Mapping[str, Any]
 
@@ -95,15 +96,27 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """Hash of the map from text to ids and back: equal for tokenizers that are interchangeable.
 
-        The chat template and the end-of-text ids are no part of it.
+        The chat template and the end-of-text ids are no part of it, nor is how tokenizer.json is written.
         """
+        return self._fingerprint
+
+    def fingerprint_as(self, recorded: object) -> str:
+        """The fingerprint in the form of one that was recorded, to compare it with.
+
+        Earlier versions recorded a hash of tokenizer.json. Where `recorded` is that of this very tokenizer, it is given
+        back; in every other case `fingerprint()`.
+        """
+        if recorded != self._fingerprint and recorded == self._spelling:
+            return self._spelling
         return self._fingerprint
 
     @functools.cached_property
     def _fingerprint(self) -> str:
-        content = json.loads(self.backend.to_str())
-        content.pop("padding", None), content.pop("truncation", None)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return fingerprint.behaviour(self.backend)
+
+    @functools.cached_property
+    def _spelling(self) -> str:
+        return fingerprint.spelling(self.backend)
 
     def _token(self, token_id: int | None) -> str | None:
         return None if token_id is None else self.backend.id_to_token(token_id)
