@@ -28,6 +28,7 @@ from specjax.drafting import Autoregressive
 from specjax.drafting.registry import Drafting
 from specjax.evaluation import results
 from specjax.evaluation.certify import Claim, certify_greedy, table
+from specjax.evaluation.lineup import several_hint
 from specjax.evaluation.prompts import load_prompts
 from specjax.evaluation.teacher import Teacher, rounding_bound
 from specjax.models import Target, native
@@ -114,7 +115,10 @@ def tiny_cases(config: ml_collections.ConfigDict, console: Console) -> Iterator[
     if unknown := [name for name in config.only if name not in names]:
         close = difflib.get_close_matches(unknown[0], names, 1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"only names {unknown[0]!r}; {hint}expected drafters, rules or faults: {', '.join(names)}")
+        raise ValueError(
+            f"only names {unknown[0]!r}; {hint}expected drafters, rules or faults: {', '.join(names)}"
+            f"{several_hint(unknown[0])}"
+        )
     target, markov = four_token_target(), markov_target()
     drafters, left_out = carried(target)
     for name, reason in left_out.items():

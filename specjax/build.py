@@ -26,7 +26,7 @@ from specjax.config_files import config_module, load_config, override
 from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights, make_sampling
 from specjax.decoding.tree import MAX_NODES
 from specjax.drafting.lookup import lookup
-from specjax.drafting.registry import DRAFTERS, Drafting
+from specjax.drafting.registry import DRAFTERS, Drafting, MadeFor
 from specjax.evaluation.benchmark import Settings
 from specjax.evaluation.contenders import Contender
 from specjax.evaluation.lineup import Lineup, enlist
@@ -59,6 +59,8 @@ def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
     Raises:
         ValueError: unknown name, or an option that the maker does not take or that is out of range.
     """
+    if not isinstance(target, Target):
+        raise ValueError(f"the target is {target!r}; expected what load_target returns")
     maker = lookup(DRAFTERS, name, "drafter")
     try:
         inspect.signature(maker).bind(target, **options)
@@ -75,6 +77,7 @@ def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
             raise ValueError(f"{field}={size!r} of drafter {name!r}; expected a whole number")
     if (nodes := int(made.drafter.num_nodes)) > MAX_NODES:
         raise ValueError(f"num_nodes={nodes} of drafter {name!r}; expected at most {MAX_NODES}")
+    made = dataclasses.replace(made, made_for=MadeFor(target.name, target.config_hash, target.tokenizer))
     return made.placed(target.placement)
 
 
@@ -151,7 +154,12 @@ def make_loop(
         lossless: refuse a rule that changes the output law.
         precision: `float32` for full float32 products, `default` for the platform's.
         layout: `plain`, or `packed` for decoding few rows on a CPU (see `specjax.models.linear`).
+
+    Raises:
+        ValueError: a drafter that was made for another target, an unknown layout or precision, or a rule that does not
+            fit.
     """
+    drafting.check_target(target)
     if precision not in ("float32", "default"):
         raise ValueError(f"precision={precision!r}; expected 'float32' or 'default'")
     check_layout(layout, target)
