@@ -188,6 +188,7 @@ def human_text(path: Path, own: Path, references: Sequence[Path], target: Target
     }
     if path.exists():
         found = json.loads(record.read_text()) if record.exists() else {}
+        made_from["tokenizer"] = target.tokenizer.fingerprint_as(found.get("tokenizer"))
         differ = [key for key in made_from if found.get(key) != made_from[key]]
         if differ:
             raise ValueError(

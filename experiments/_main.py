@@ -93,7 +93,10 @@ def _join() -> None:
         announce=lambda text: print(text, file=sys.stderr, flush=True),
     )
     if f.require_platform is not None:
-        parallel.require_platform(f.require_platform)
+        try:
+            parallel.require_platform(f.require_platform)
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
     if process.count > 1 or jax.default_backend() != "cpu":
         print(f"process {process.index} of {process.count}: {parallel.topology()}", file=sys.stderr)
 

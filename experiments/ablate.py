@@ -26,6 +26,7 @@ from experiments._prompts import prompts_from_config
 from specjax import build
 from specjax.analysis import bootstrap_interval
 from specjax.evaluation import results
+from specjax.evaluation.lineup import several_hint
 from specjax.models import Target
 
 SCHEMA = "specjax.ablations/1"
@@ -60,7 +61,9 @@ def check(config: ml_collections.ConfigDict) -> list[str]:
     """
     unknown = [name for name in config.only if name not in config.pairs]
     if unknown:
-        raise ValueError(f"only={unknown[0]!r} is no pair of the config; it has {', '.join(config.pairs)}")
+        raise ValueError(
+            f"only={unknown[0]!r} is no pair of the config; it has {', '.join(config.pairs)}{several_hint(unknown[0])}"
+        )
     if not 0 < config.confidence < 1 or config.resamples < 1:
         raise ValueError(
             f"confidence={config.confidence}, resamples={config.resamples}; expected a number in (0, 1), and at least 1"

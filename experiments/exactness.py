@@ -28,6 +28,7 @@ from specjax.drafting import Autoregressive
 from specjax.drafting.registry import Drafting
 from specjax.evaluation import results
 from specjax.evaluation.certify import Claim, certify_greedy, table
+from specjax.evaluation.lineup import several_hint
 from specjax.evaluation.prompts import load_prompts
 from specjax.evaluation.teacher import Teacher, rounding_bound
 from specjax.models import Target, native
@@ -102,7 +103,9 @@ def check_only(config: ml_collections.ConfigDict, names: Sequence[str], what: st
     if unknown := [name for name in config.only if name not in names]:
         close = difflib.get_close_matches(unknown[0], names, 1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"only names {unknown[0]!r}; {hint}expected {what}: {', '.join(names)}")
+        raise ValueError(
+            f"only names {unknown[0]!r}; {hint}expected {what}: {', '.join(names)}{several_hint(unknown[0])}"
+        )
 
 
 # ---- Targets with four tokens ----

@@ -38,6 +38,7 @@ from specjax.decoding import (
 )
 from specjax.evaluation.conversations import encode, stop_tokens
 from specjax.models import Target
+from specjax.models.tokenizer import check_unicode
 from specjax.parallel import on_mesh_of
 
 flags.DEFINE_string("prompt", None, "the user's turn; standard input where it is not given")
@@ -123,11 +124,16 @@ def read_prompt(given: str | None) -> str:
     """The flag's text, else standard input.
 
     Raises:
-        ValueError: there is none, or it is empty.
+        ValueError: there is none, it is empty, or it is not UTF-8.
     """
     if given is None and sys.stdin.isatty():
         raise ValueError("no prompt; give --prompt='...' or pipe text to standard input")
-    text = (sys.stdin.read() if given is None else given).strip()
+    where = "standard input" if given is None else "--prompt"
+    try:
+        text = (sys.stdin.read() if given is None else given).strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 text ({error}); expected a text") from error
+    check_unicode(text, where)
     if not text:
         raise ValueError("the prompt is empty; expected some text")
     return text

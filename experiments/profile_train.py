@@ -22,6 +22,7 @@ from rich.table import Table
 
 from experiments import _main, _torch_steps, _train_costs
 from specjax.evaluation import results
+from specjax.evaluation.lineup import several_hint
 
 SCHEMA = "specjax.profile_train/1"
 
@@ -56,7 +57,10 @@ def check(config: ml_collections.ConfigDict) -> list[str]:
     """
     unknown = [name for name in config.only if name not in config.objectives]
     if unknown:
-        raise ValueError(f"only={unknown[0]!r} is no objective of the config; it has {', '.join(config.objectives)}")
+        raise ValueError(
+            f"only={unknown[0]!r} is no objective of the config; it has {', '.join(config.objectives)}"
+            f"{several_hint(unknown[0])}"
+        )
     names = [name for name in config.objectives if name in config.only or not config.only]
     stated = [name for name in config.torch if name not in _torch_steps.STEPS]
     if stated:

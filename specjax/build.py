@@ -7,8 +7,6 @@ Names are looked up in the registries beside the methods (`specjax.drafting.regi
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import numbers
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,10 +22,9 @@ from specjax.checkpoints.rundir import RunDirectory
 from specjax.checkpoints.train_state import run_params
 from specjax.config_files import config_module, load_config, override
 from specjax.decoding import Drafter, Loop, Rule, Sampling, Weights, check_precision, make_sampling
-from specjax.decoding.tree import MAX_DEPTH, MAX_NODES
-from specjax.drafting import Autoregressive
 from specjax.drafting.lookup import lookup
-from specjax.drafting.registry import DRAFTERS, Drafting, require_drafting
+from specjax.drafting.make import make_drafter
+from specjax.drafting.registry import DRAFTERS, Drafting
 from specjax.evaluation.benchmark import Settings
 from specjax.evaluation.contenders import Contender
 from specjax.evaluation.lineup import Lineup, enlist
@@ -52,42 +49,6 @@ from specjax.training.online import online_taps
 from specjax.training.user_data import DatasetConfig, DatasetRows, dataset_rows
 from specjax.verification import Block, Speculative
 from specjax.verification.registry import RULES, is_lossy
-
-
-def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
-    """A registered drafter, or one's own.
-
-    Raises:
-        ValueError: unknown name, an option that the maker does not take or that is out of range, or a maker that makes
-            no drafter.
-    """
-    maker = lookup(DRAFTERS, name, "drafter")
-    try:
-        signature = inspect.signature(maker)
-    except (TypeError, ValueError) as error:  # not callable, or a builtin without one
-        raise ValueError(f"drafter {name!r} is {maker!r}; expected a maker(target, **options)") from error
-    try:
-        signature.bind(target, **options)
-        made = maker(target, **options)
-    except TypeError as error:
-        takes = list(signature.parameters.values())[1:]
-        known = f"; it takes ({', '.join(str(p).partition(':')[0] for p in takes)})"
-        # A maker that hands its options on: the error itself names the one that is wrong.
-        known = "" if any(p.kind is p.VAR_KEYWORD for p in takes) else known
-        raise ValueError(f"drafter {name!r} does not take these options ({options}): {error}{known}") from error
-    require_drafting(made, name)
-    whole = [field.name for field in dataclasses.fields(made.drafter) if field.type == "int"]
-    for field in dict.fromkeys(("num_nodes", "num_probes", "depth", *whole)):
-        if not isinstance(size := getattr(made.drafter, field), numbers.Integral):
-            raise ValueError(f"{field}={size!r} of drafter {name!r}; expected a whole number")
-    if (nodes := int(made.drafter.num_nodes)) > MAX_NODES:
-        raise ValueError(f"num_nodes={nodes} of drafter {name!r}; expected at most {MAX_NODES}")
-    # Plain decoding in passes as wide as a tree's drafts nothing, however many nodes there are.
-    if (depth := int(made.drafter.depth)) > MAX_DEPTH and not isinstance(made.drafter, Autoregressive):
-        raise ValueError(
-            f"drafter {name!r} drafts {depth} tokens deep; expected at most {MAX_DEPTH}: give fewer num_nodes or levels"
-        )
-    return made.placed(target.placement)
 
 
 def default_rule(drafter: Drafter, sampling: Sampling) -> str:
@@ -172,8 +133,13 @@ def make_loop(
         lossless: refuse a rule that changes the output law.
         precision: `float32` for full float32 products, `default` for the platform's.
         layout: `plain`, or `packed` for decoding few rows on a CPU (see `specjax.models.linear`).
+
+    Raises:
+        ValueError: a drafter that was made for another target, an unknown layout or precision, or a rule that does not
+            fit.
     """
     check_precision(precision)
+    drafting.check_target(target)
     check_layout(layout, target)
     loop = Loop(
         graph=target.graph,
@@ -356,7 +322,8 @@ def params_of(run: str | epath.Path, target: Target) -> Callable[[], Any]:
         ValueError: they were trained for another architecture or tokenizer; names what differs.
     """
     directory = RunDirectory(run)
-    theirs, mine = directory.made_for(), target_identity(target)
+    theirs = directory.made_for()
+    mine = target_identity(target, theirs)
     wanted = ("target_config", "tokenizer")
     differ = [key for key in wanted if key in theirs and theirs[key] != mine[key]]
     if differ:

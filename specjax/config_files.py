@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +22,43 @@ def config_module(path: str | Path) -> tuple[Any, str | None]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file has no `get_config`.
+        ValueError: it is no Python file, has no `get_config`, or raises what is no ValueError of its own.
+        ImportError: it imports what is not there.
     """
     text, _, tail = str(path).partition(".py:")
     file = Path(text + ".py") if tail else Path(text)
     if not file.is_file():
         raise FileNotFoundError(f"no config file {file}; expected a Python file that defines get_config(arg)")
     spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ValueError(f"config file {file} is no Python file; expected one (.py) that defines get_config(arg)")
     module = importlib.util.module_from_spec(spec)
     # So that a config may build on its neighbours (`from configs import distill`), wherever the program was started.
     root = str(file.resolve().parent.parent)
     if root not in sys.path:
         sys.path.append(root)
-    try:
+    with _naming(file):
         spec.loader.exec_module(module)
-    except SyntaxError as error:
-        raise ValueError(f"config file {file} is no valid Python: {error}") from error
     if not hasattr(module, "get_config"):
         raise ValueError(f"{file} defines no get_config(arg)")
     return module, tail or None
+
+
+@contextlib.contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """A context of a config file's own code: what it raises names the file. ValueErrors and OSErrors are its say."""
+    try:
+        yield
+    except SyntaxError as error:
+        raise ValueError(f"config file {file} is no valid Python: {error}") from error
+    except (ValueError, OSError):
+        raise
+    except ImportError as error:
+        raise ImportError(f"config file {file} cannot import what it needs: {error}") from error
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        line = f" in line {lines[-1]}" if lines else ""
+        raise ValueError(f"config file {file} raised {type(error).__name__}{line}: {error}") from error
 
 
 def load_config(
@@ -53,12 +73,21 @@ def load_config(
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is no valid Python, has no `get_config`, or one that returns no config; or an override
-            names no field or has the wrong type.
+        ValueError: the file is no valid Python, has no `get_config`, or one that takes no argument where one is given,
+            or returns no config; or an override names no field or has the wrong type.
+        ImportError: the file imports what is not there.
     """
     module, tail = config_module(path)
     chosen = arg if arg is not None else tail
-    config = module.get_config(chosen) if chosen is not None else module.get_config()
+    given = () if chosen is None else (chosen,)
+    try:
+        inspect.signature(module.get_config).bind(*given)
+    except TypeError as error:
+        asked = "takes no argument" if given else "needs an argument: write file.py:<argument>"
+        said = f", and was given {chosen!r}" if given else ""
+        raise ValueError(f"get_config of {module.__file__} {asked}{said}") from error
+    with _naming(Path(module.__file__)):
+        config = module.get_config(*given)
     if not isinstance(config, ml_collections.ConfigDict):
         raise ValueError(f"get_config of {path} returns {type(config).__name__}; expected an ml_collections.ConfigDict")
     override(config, [overrides] if isinstance(overrides, str) else overrides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,42 @@ def test_benchmark_refuses(target: Target, drafting: Drafting) -> None:
         specjax.benchmark(target, drafting, ["x"], repeats=0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"draftings": None}, "draftings=None; expected what load_drafter returns, or several by label"),
+        ({"draftings": {"mine": 5}}, "the drafter 'mine' is 5; expected what load_drafter returns"),
+        ({"prompts": 5}, "prompts=5; expected user turns, or the name of a set of prompts"),
+        ({"repeats": 1.5}, "repeats=1.5; expected at least 1, a whole number"),
+        ({"batch": "2"}, "batch='2'; expected at least 1, a whole number"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens=1.5; expected at least 1, a whole number"),
+        ({"target": "smollm2"}, "the target is 'smollm2'; expected what load_target returns"),
+        ({"long_prompts": "cut"}, "long_prompts='cut'; expected one of error, skip"),
+        ({"prompts": ["word " * 1000]}, "or set long_prompts='skip' to leave such prompts out"),
+    ],
+)
+def test_benchmark_of_what_is_none(changes: dict, says: str, target: Target, drafting: Drafting) -> None:
+    asked = {"target": target, "draftings": drafting, "prompts": ["x"]} | changes
+    with pytest.raises(ValueError, match=re.escape(says)):
+        specjax.benchmark(**asked)
+
+
+def test_benchmark_skips_long_prompts_where_it_is_told_to(target: Target, drafting: Drafting) -> None:
+    prompts = ["Say hello.", "word " * 1000]
+    rows = specjax.benchmark(target, drafting, prompts, max_new_tokens=2, repeats=1, long_prompts="skip", show=False)
+    assert {row["prompts"] for row in rows if row["category"] == "all"} == {1}
+
+
 def test_what_is_no_target_no_drafter_and_no_seed(target: Target, drafting: Drafting) -> None:
     with pytest.raises(ValueError, match="the target is 'smollm2'; expected what load_target returns"):
         specjax.generate("smollm2", drafting, "a")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the drafter is 'prompt_lookup'; expected what load_drafter returns"):
         specjax.generate(target, "prompt_lookup", "a")  # type: ignore[arg-type]
+    for name in ("prompt_lookup", "smollm2-135m-distilled"):
+        with pytest.raises(ValueError, match="the target is 'smollm2'; expected what load_target returns"):
+            specjax.load_drafter(name, "smollm2")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="mesh='tp'; expected sizes and presets"):
+        specjax.load_target("no/such/model", mesh="tp")  # type: ignore[arg-type]
     for seed in (-1, 1.5, None, 1 << 32):
         with pytest.raises(ValueError, match=f"seed={seed}; expected a whole number in 0..4294967295"):
             specjax.generate(target, drafting, "a", seed=seed)  # type: ignore[arg-type]

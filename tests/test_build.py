@@ -1,12 +1,15 @@
 """Names, options and overrides that mean nothing are refused, and what would have meant something is said."""
 
+import dataclasses
 import json
 import warnings
 
 import pytest
+from tokenizers import Tokenizer
 
 import specjax
 from specjax import build
+from specjax.checkpoints.vocabularies import byte_level_bpe
 from specjax.decoding import make_sampling
 from specjax.drafting import PromptLookup
 from specjax.testing import tiny_target
@@ -54,6 +57,61 @@ def test_parameters_whose_target_is_not_known_are_taken_and_said_so(target, tmp_
 def halved(target, num_nodes=3):
     """A maker of one's own."""
     return build.Drafting("halved", PromptLookup(num_nodes=num_nodes / 2), {}, {})
+
+
+def test_a_drafter_made_for_another_target_is_refused(target):
+    plain = specjax.load_drafter("prompt_lookup", target)
+    deeper = tiny_target(layers=2, width=16)
+    skips = specjax.load_drafter("early_exit", deeper, exit_layer=1)
+    tokens = [target.tokenizer.backend.id_to_token(i) for i in range(target.tokenizer.vocab_size)]
+    tokens[10], tokens[11] = tokens[11], tokens[10]
+    swapped = byte_level_bpe("gpt-2", tokens, [3] * 3 + [1] * 256, [])
+    other = dataclasses.replace(target, tokenizer=dataclasses.replace(target.tokenizer, backend=swapped), name="other")
+    mine, theirs = target.tokenizer.fingerprint(), other.tokenizer.fingerprint()
+    sampling = make_sampling([0.0])
+    says = f"'early_exit' was made for .* architecture {deeper.config_hash} .here {target.config_hash}"
+    with pytest.raises(ValueError, match=says):
+        build.make_loop(target, skips, sampling)
+    says = f"'prompt_lookup' was made for the target 'tiny', not for 'other': tokenizer {mine} .here {theirs}.. Load it"
+    with pytest.raises(ValueError, match=says):
+        specjax.generate(other, plain, "a")
+    with pytest.raises(ValueError, match=says):
+        specjax.benchmark(other, plain, ["a"])
+    # Other weights, and a tokenizer that was read again, are the same to a drafter.
+    again = dataclasses.replace(target.tokenizer, backend=Tokenizer.from_str(target.tokenizer.backend.to_str()))
+    build.make_loop(dataclasses.replace(target, tokenizer=again, name="again"), plain, sampling)
+    # One that was put together by hand says nothing.
+    build.make_loop(other, dataclasses.replace(plain, made_for=None), sampling)
+
+
+CONFIGS = {
+    "readme.md": ("# text", None, ValueError, r"readme.md is no Python file; expected one \(.py\)"),
+    "noarg.py": ("def get_config():\n    pass", "x", ValueError, "noarg.py takes no argument, and was given 'x'"),
+    "arg.py": (
+        "def get_config(arg):\n    pass",
+        None,
+        ValueError,
+        "arg.py needs an argument: write file.py:<argument>",
+    ),
+    "raises.py": (
+        "def get_config():\n    raise RuntimeError('boom')",
+        None,
+        ValueError,
+        "config file .*raises.py raised RuntimeError in line 2: boom",
+    ),
+    "at_once.py": ("x = 1\n1 / 0", None, ValueError, "at_once.py raised ZeroDivisionError in line 2: division by zero"),
+    "own.py": ("def get_config():\n    raise ValueError('as it is')", None, ValueError, "^as it is$"),
+    "lacks.py": ("import no_such_package", None, ImportError, "config file .*lacks.py cannot import .*no_such_package"),
+    "binary.py": (b"\xff\xfe\x00", None, ValueError, "binary.py is no valid Python"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config_files_that_are_none(name, tmp_path):
+    content, arg, kind, message = CONFIGS[name]
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(kind, match=message):
+        build.load_config(tmp_path / name, arg)
 
 
 @pytest.mark.parametrize(

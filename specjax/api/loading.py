@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from specjax import build, checkpoints
 from specjax.build import Drafting
 from specjax.checkpoints import drafters
+from specjax.checkpoints.rundir import is_run
 from specjax.models import Target
+from specjax.models.json_files import read_object
 
 
 def load_target(
@@ -33,17 +37,20 @@ def load_drafter(name: str, target: Target, **options: Any) -> Drafting:
         **options: of the method, `num_nodes` for instance.
 
     Raises:
-        ValueError: no such method, zoo entry or directory, or options that do not fit.
+        ValueError: no such method, zoo entry or directory, a target that is none, or options that do not fit.
     """
     if not isinstance(name, str):
         raise ValueError(
             f"drafter={name!r}; expected a name ({', '.join(sorted(build.DRAFTERS))}), or as text the directory of a "
             "saved drafter or training run, or 'package.module:maker'"
         )
+    if not isinstance(target, Target):
+        raise ValueError(f"the target is {target!r}; expected what load_target returns")
     if name in build.DRAFTERS or ":" in name:
         return build.make_drafter(name, target, **options)
     method = drafters.saved_method(name)
     if method is None:
+        _refuse_other_directories(name)
         zoo = drafters.zoo_entries()
         close = difflib.get_close_matches(name, [*build.DRAFTERS, *zoo])
         hint = f"did you mean {close[0]!r}? " if close else ""
@@ -52,3 +59,24 @@ def load_drafter(name: str, target: Target, **options: Any) -> Drafting:
             f"{', '.join(zoo)}; or the directory of a saved drafter or training run, or 'package.module:maker'"
         )
     return build.make_drafter(method, target, source=name, **options)
+
+
+def _refuse_other_directories(name: str) -> None:
+    """Raises ValueError for a run without a drafter, and for a model that can be one."""
+    file = epath.Path(name) / drafters.CONFIG
+    try:
+        config = read_object(file) if file.exists() else None
+    except (OSError, ValueError):
+        return
+    if config is None:
+        return
+    if is_run(config):
+        raise ValueError(
+            f"{name} is the directory of a training run that holds no finished drafter ({file.parent / 'drafter'} is "
+            "not there): let the run come to its end, or resume it"
+        )
+    if "model_type" in config:
+        raise ValueError(
+            f"{name} is a model, not a drafter; to let it draft, use load_drafter('draft_model', target, "
+            f"source={name!r}), or 'other_tokenizer' where its vocabulary is another one"
+        )

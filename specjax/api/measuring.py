@@ -42,6 +42,7 @@ def benchmark(
     repeats: int = 2,
     seed: int = 0,
     template: str = "chat",
+    long_prompts: str = "error",
     show: bool = True,
 ) -> list[dict[str, Any]]:
     """Measures drafters beside plain decoding on your own model: interleaved, warm, compilation apart.
@@ -68,24 +69,37 @@ def benchmark(
         repeats: timed answers to each prompt; medians count.
         seed: with a prompt's index, fixes every random choice.
         template: `chat`, the model's own; `plain` for a base model; `vicuna`, or the path of a Jinja file.
+        long_prompts: what to do with a prompt beyond the context: `error`, or `skip` it.
         show: whether to print the table.
 
     Returns:
         Rows as in a run's results.json, by label and category: `all`, `all_without_loops`, and the prompts' own.
 
     Raises:
-        ValueError: a label twice or taken, a value out of range, unknown prompts, or a prompt beyond the context.
+        ValueError: no target, no drafter, a label twice or taken, a value out of range, unknown prompts, or a prompt
+            beyond the context.
     """
+    if not isinstance(target, Target):
+        raise ValueError(f"the target is {target!r}; expected what load_target returns")
     named = token_options(logit_bias, suppress_tokens)
-    several = {draftings.name: draftings} if isinstance(draftings, Drafting) else dict(draftings)
+    several = _labelled(draftings)
     plain = build.make_drafter("autoregressive", target)
     if not several or plain.name in several:
         raise ValueError(f"drafters {list(several)}; expected at least one, and none labelled {plain.name!r}")
+    if not isinstance(prompts, str | Sequence):
+        raise ValueError(f"prompts={prompts!r}; expected user turns, or the name of a set of prompts")
     if isinstance(prompts, str):
         chosen: Sequence[Prompt] = load_prompts(prompts, prompts_per_category or None)
     else:
         chosen = [Prompt(f"prompt-{i}", "own", (turn,)) for i, turn in enumerate(prompts)]
-    settings = Settings(max_new_tokens=max_new_tokens, repeats=repeats, batch=batch, seed=seed, template=template)
+    settings = Settings(
+        max_new_tokens=max_new_tokens,
+        repeats=repeats,
+        batch=batch,
+        seed=seed,
+        template=template,
+        long_prompts=long_prompts,
+    )
     made = {plain.name: plain, **several}
     asked = {"rule": rule or "", "rule_options": rule_options, "lossless": False}
     rows = {label: {"name": label, **(asked if label in several else {})} for label in made}
@@ -120,3 +134,17 @@ def benchmark(
         console = Console()
         (console if console.is_terminal else Console(width=120)).print(tables.headline_table(found))
     return found
+
+
+def _labelled(draftings: Any) -> dict[str, Drafting]:
+    """Drafters by label; one has its own name."""
+    if isinstance(draftings, Drafting):
+        return {draftings.name: draftings}
+    if not isinstance(draftings, Mapping):
+        raise ValueError(
+            f"draftings={draftings!r}; expected what load_drafter returns, or several by label: {{'mine': drafter}}"
+        )
+    for label, drafting in draftings.items():
+        if not isinstance(drafting, Drafting):
+            raise ValueError(f"the drafter {label!r} is {drafting!r}; expected what load_drafter returns")
+    return dict(draftings)

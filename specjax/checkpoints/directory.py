@@ -10,10 +10,12 @@ import jax
 from etils import epath
 
 from specjax.checkpoints import names
+from specjax.checkpoints.rundir import is_run
 from specjax.checkpoints.safetensors import open_directory, write_directory
 from specjax.models import graph
 from specjax.models.config import ModelConfig
 from specjax.models.families import config_from_hf, config_to_hf
+from specjax.models.json_files import read_object
 from specjax.models.target import Target, config_hash
 from specjax.models.tokenizer import Tokenizer
 from specjax.parallel import make_placement
@@ -31,11 +33,16 @@ def from_directory(
     directory = epath.Path(directory)
     if not (directory / "config.json").exists():
         raise FileNotFoundError(f"no such model: {directory} has no config.json")
+    hf = read_object(directory / "config.json")
+    if is_run(hf):
+        raise ValueError(
+            f"{directory} is no model, but the directory of a training run that holds no finished drafter "
+            f"({directory / 'drafter'} is not there): let the run come to its end, or resume it"
+        )
     try:
-        hf = json.loads((directory / "config.json").read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{directory / 'config.json'} is not JSON ({error}): fetch it again") from error
-    config = config_from_hf(hf, dtype)
+        config = config_from_hf(hf, dtype)
+    except ValueError as error:
+        raise ValueError(f"{directory / 'config.json'}: {error}") from error
     tensors = open_directory(directory)
     tokenizer = Tokenizer.from_directory(directory)
     placement = make_placement(mesh or {}, config.head_dim, devices)

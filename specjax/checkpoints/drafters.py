@@ -254,7 +254,7 @@ def _identity(target: Target) -> dict[str, Any]:
 
 
 def _check_target(directory: epath.Path, recorded: Mapping[str, Any], target: Target) -> None:
-    mine = _identity(target)
+    mine = _identity(target) | {"tokenizer": target.tokenizer.fingerprint_as(recorded.get("tokenizer"))}
     differ = [key for key in mine if recorded.get(key) != mine[key]]
     if differ:
         lines = ", ".join(f"{key} {recorded.get(key)!r} (here {mine[key]!r})" for key in differ)

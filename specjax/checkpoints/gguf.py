@@ -42,6 +42,8 @@ def open_gguf(path: epath.PathLike) -> gguf.GGUFReader:
             raise ValueError(f"{path} is not a GGUF file: it does not begin with GGUF")
     try:
         reader = gguf.GGUFReader(path)
+        for field in reader.fields.values():
+            field.contents()  # Text is decoded here alone.
     except Exception as error:  # The reader lets numpy's and enum's errors through.
         raise ValueError(f"{path} ({size} bytes) is truncated or damaged ({error}): fetch it again") from error
     end = max((tensor.data_offset + tensor.n_bytes for tensor in reader.tensors), default=0)
@@ -66,7 +68,13 @@ def convert(path: epath.PathLike, directory: epath.PathLike) -> None:
     if meta.get("split.count", 1) > 1:
         raise ValueError(f"{path} is one of {meta['split.count']} parts: join them with `llama-gguf-split --merge`")
     tokenizer = read_tokenizer(meta, str(path))
-    config = read_config(meta, reader)
+    try:
+        config = read_config(meta, reader)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    rows = max(config.vocab_size, tokenizer.vocab_size)
+    if beyond := [i for i in tokenizer.eos_ids if not 0 <= i < rows]:
+        raise ValueError(f"{path}: its end-of-text id {beyond[0]} lies outside the vocabulary of {rows} tokens")
     tensors = _by_hf_name(reader)
     specs = names.tensor_specs(config)
     _check(tensors, specs, config)
@@ -100,6 +108,9 @@ def read_config(meta: Metadata, reader: gguf.GGUFReader) -> ModelConfig:
     if missing:
         raise ValueError(f"the GGUF file lacks {', '.join(missing)}")
     heads = key("attention.head_count")
+    for name in ("attention.head_count", "embedding_length"):
+        if not isinstance(key(name), int) or key(name) < 1:
+            raise ValueError(f"{architecture}.{name} is {key(name)!r}; expected a whole number, 1 or more")
     head_dim = key("attention.key_length") or key("embedding_length") // heads
     rotated = key("rope.dimension_count", head_dim)
     if rotated != head_dim:
@@ -114,14 +125,19 @@ def read_config(meta: Metadata, reader: gguf.GGUFReader) -> ModelConfig:
         "num_key_value_heads": key("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": key("context_length"),
-        "rms_norm_eps": round(key("attention.layer_norm_rms_epsilon"), 12),
-        "rope_theta": float(key("rope.freq_base", 10000.0)),
+        "rms_norm_eps": _rounded(key("attention.layer_norm_rms_epsilon")),
+        "rope_theta": key("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(meta, reader, head_dim),
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes and architecture != "qwen2",
         "mlp_bias": "blk.0.ffn_up.bias" in shapes,
     }
     return config_from_hf(hf)
+
+
+def _rounded(value: Any) -> Any:
+    """A float32 of the file as the decimal that was meant; what is no float as it is, to be refused."""
+    return round(value, 12) if isinstance(value, float) else value
 
 
 def _rope_scaling(meta: Metadata, reader: gguf.GGUFReader, head_dim: int) -> dict[str, Any] | None:
@@ -133,7 +149,10 @@ def _rope_scaling(meta: Metadata, reader: gguf.GGUFReader, head_dim: int) -> dic
         return _llama3_scaling(np.asarray(factors.data, np.float64).reshape(-1), theta, head_dim)
     if kind == "none":
         return None
-    scaling = {"rope_type": kind, "factor": float(meta[f"{architecture}.rope.scaling.factor"])}
+    name = f"{architecture}.rope.scaling.factor"
+    if name not in meta:
+        raise ValueError(f"the GGUF file lacks {name}, which {architecture}.rope.scaling.type {kind!r} needs")
+    scaling = {"rope_type": kind, "factor": meta[name]}
     original = meta.get(f"{architecture}.rope.scaling.original_context_length")
     return scaling | ({"original_max_position_embeddings": original} if original else {})
 

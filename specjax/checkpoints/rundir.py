@@ -259,6 +259,11 @@ def is_remote(path: epath.Path) -> bool:
     return "://" in str(path)
 
 
+def is_run(config: Mapping[str, Any]) -> bool:
+    """Whether the content of a `config.json` is that of a training run."""
+    return "model_type" not in config and {"objective", "train"} <= config.keys()
+
+
 _ABSENT = "(absent)"
 
 

@@ -16,6 +16,8 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
+from specjax.models.json_files import read_object
+
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -136,7 +138,13 @@ def open_directory(directory: epath.PathLike) -> dict[str, StoredTensor]:
             f"{directory} has neither {SINGLE} nor {INDEX}{hint}: convert the weights to safetensors; "
             "a GGUF file is loaded by its own path"
         )
-    weight_map = json.loads((directory / INDEX).read_text())["weight_map"]
+    weight_map = read_object(directory / INDEX).get("weight_map")
+    named = isinstance(weight_map, dict) and all(isinstance(file, str) for file in weight_map.values())
+    if not weight_map or not isinstance(weight_map, dict) or not named:
+        found = "lacks weight_map" if weight_map is None else f"has weight_map {str(weight_map)[:40]}"
+        raise ValueError(
+            f"{directory / INDEX} {found}; expected the name of the file that holds each tensor: fetch it again"
+        )
     files = sorted(set(weight_map.values()))
     missing = [name for name in files if not (directory / name).exists()]
     if missing:

@@ -47,7 +47,31 @@ from specjax.drafting.text_store import index_texts, load_store
 from specjax.drafting.token_map import map_tokens
 from specjax.models import ModelConfig, Target, merge
 from specjax.models.config import check_exit_layer
+from specjax.models.tokenizer import Tokenizer
 from specjax.parallel import Placement
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MadeFor:
+    """Which target a drafter was made for, without that target's arrays.
+
+    Attributes:
+        name: the target's.
+        config_hash: of its architecture.
+        tokenizer: what its ids mean.
+    """
+
+    name: str
+    config_hash: str
+    tokenizer: Tokenizer
+
+    def differences(self, target: Target) -> list[str]:
+        """What is another one's in `target`, nothing where it may be drafted for: its weights may differ."""
+        same = self.tokenizer is target.tokenizer or self.tokenizer.fingerprint() == target.tokenizer.fingerprint()
+        found = [] if same else [f"tokenizer {self.tokenizer.fingerprint()} (here {target.tokenizer.fingerprint()})"]
+        if self.config_hash != target.config_hash:
+            found.append(f"architecture {self.config_hash} (here {target.config_hash})")
+        return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,12 +83,26 @@ class Drafting:
         drafter: the method.
         params: trained parameters.
         tables: arrays that are not trained.
+        made_for: the target, where it is known.
     """
 
     name: str
     drafter: Drafter
     params: Any
     tables: Any
+    made_for: MadeFor | None = None
+
+    def check_target(self, target: Target) -> None:
+        """Checks that it drafts for this target.
+
+        Raises:
+            ValueError: it was made for one of another architecture or vocabulary.
+        """
+        if self.made_for is not None and (differences := self.made_for.differences(target)):
+            raise ValueError(
+                f"the drafter {self.name!r} was made for the target {self.made_for.name!r}, not for {target.name!r}: "
+                f"{', '.join(differences)}. Load it again with load_drafter(..., target) for this one"
+            )
 
     @property
     def param_bytes(self) -> int:

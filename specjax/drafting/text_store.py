@@ -88,7 +88,7 @@ def load_store(path: str | epath.Path, tokenizer: Tokenizer) -> TextStore:
         raise ValueError(f"{path} is not a whole text store ({error}): make it again with index_texts") from error
     if schema != SCHEMA:
         raise ValueError(f"{path} has schema {schema!r}, this version reads {SCHEMA!r}: make it again")
-    if fingerprint != tokenizer.fingerprint():
+    if fingerprint != tokenizer.fingerprint_as(fingerprint):
         raise ValueError(
             f"the text store {path} was made with another tokenizer (fingerprint {fingerprint}, the target's is "
             f"{tokenizer.fingerprint()}): its ids mean other text; index the texts with the target's tokenizer"

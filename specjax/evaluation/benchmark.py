@@ -17,7 +17,7 @@ import jax
 from specjax.decoding import Completion, Request
 from specjax.evaluation.compilations import compilations
 from specjax.evaluation.contenders import BatchTime, Contender, Info, LoopContender, Preparation, Timed
-from specjax.evaluation.conversations import Asking, Conversation, buffer_for, fitting
+from specjax.evaluation.conversations import Asking, Conversation, buffer_for, check_count, fitting
 from specjax.evaluation.costs import CostMeter, Costs
 from specjax.evaluation.journal import Answer, Answers, Journal
 from specjax.evaluation.prompts import Prompt
@@ -56,8 +56,7 @@ class Settings(Asking):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("repeats", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; expected at least 1")
+            check_count(name, getattr(self, name))
         if not 0 <= self.loop_threshold <= 1:
             raise ValueError(f"loop_threshold={self.loop_threshold}; expected a ratio in [0, 1]")
 

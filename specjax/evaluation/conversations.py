@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.resources
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from specjax.decoding.generate import BUCKET
 from specjax.evaluation.contenders import Info
 from specjax.evaluation.prompts import Prompt
 from specjax.models import Target
+from specjax.models.tokenizer import check_unicode
 
 TEMPLATES = ("chat", "plain")
 SUFFIX = ".jinja"
@@ -46,12 +48,21 @@ class Asking:
     long_prompts: str = "error"
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={self.max_new_tokens}; expected at least 1")
+        check_count("max_new_tokens", self.max_new_tokens)
         if self.template not in TEMPLATES:
             template_text(self.template)
         if self.long_prompts not in LONG_PROMPTS:
             raise ValueError(f"long_prompts={self.long_prompts!r}; expected one of {', '.join(LONG_PROMPTS)}")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Checks a setting that counts something.
+
+    Raises:
+        ValueError: it is no whole number, or less than 1.
+    """
+    if not isinstance(value, numbers.Integral) or value < 1:
+        raise ValueError(f"{name}={value!r}; expected at least 1, a whole number")
 
 
 def shipped_templates() -> tuple[str, ...]:
@@ -79,7 +90,7 @@ def as_messages(prompt: str | Sequence[Message]) -> list[Message]:
     """A user's turn as the conversation that it opens; a conversation as it is.
 
     Raises:
-        ValueError: the prompt is neither, or holds no text.
+        ValueError: the prompt is neither, or holds no text, or what cannot be encoded.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not isinstance(messages, Sequence) or not all(_is_message(m) for m in messages):
@@ -88,6 +99,8 @@ def as_messages(prompt: str | Sequence[Message]) -> list[Message]:
         )
     if not messages or not all(m["content"].strip() for m in messages):
         raise ValueError("the prompt is empty; expected some text")
+    for message in messages:
+        check_unicode(message["content"], "the prompt")
     return list(messages)
 
 

@@ -72,7 +72,9 @@ class Lineup:
             request_sampling([self.info("", temperature=temperature).request((), 1, 0)])
         unknown = [name for name in self.only if name not in self.rows]
         if unknown:
-            raise ValueError(f"only names {unknown[0]!r}; there are the rows {', '.join(self.rows)}")
+            raise ValueError(
+                f"only names {unknown[0]!r}; there are the rows {', '.join(self.rows)}{several_hint(unknown[0])}"
+            )
 
     def info(self, label: str, **about: Any) -> Info:
         """A contender of this label, asked as the lineup says."""
@@ -96,6 +98,12 @@ class Lineup:
     @property
     def _chosen(self) -> dict[str, Mapping[str, Any]]:
         return {label: row for label, row in self.rows.items() if not self.only or label in self.only}
+
+
+def several_hint(name: str) -> str:
+    """How several names are written on a command line, where one name looks like several; else nothing."""
+    parts = [part.strip(" '\"()") for part in name.split(",") if part.strip(" '\"()")]
+    return f'; several are written "{tuple(parts)}"' if "," in name and parts else ""
 
 
 def enlist(

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from specjax.models.config import ModelConfig, RopeConfig
+from specjax.models.config_values import REQUIRED, check_values, rope_number
 
 Hf = Mapping[str, Any]
 
 ACTIVATION_NAMES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 DTYPES = ("float32", "bfloat16", "float16")
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -42,21 +42,26 @@ def config_from_hf(hf: Hf, dtype: str = "float32") -> ModelConfig:
         dtype: `float32`, `bfloat16` or `float16`, for the parameters and the residual stream.
 
     Raises:
-        ValueError: an unsupported architecture (names the supported ones), missing fields, or a switch
-            that we do not implement.
+        ValueError: an unsupported architecture (names the supported ones), missing fields, values that no model can
+            have, or a switch that we do not implement.
     """
     check_dtype(dtype)
+    if not isinstance(hf, Mapping):
+        raise ValueError(f"the model's config is {hf!r}; expected a JSON object")
     family = _family(hf)
     # An explicit null stays: it switches off what the family has by default.
     hf = {**family.defaults, **hf}
     missing = [key for key in REQUIRED if hf.get(key) is None]
     if missing:
         raise ValueError(f"config.json of a {hf['model_type']} model lacks {', '.join(missing)}")
+    check_values(hf, family.defaults)
     activation = hf.get("hidden_activation") or hf.get("hidden_act", "silu")
-    if activation not in ACTIVATION_NAMES:
+    if not isinstance(activation, str) or activation not in ACTIVATION_NAMES:
         raise ValueError(f"activation {activation!r} is not supported; expected {', '.join(ACTIVATION_NAMES)}")
     heads, layers = hf["num_attention_heads"], hf["num_hidden_layers"]
     head_dim = hf.get("head_dim") or hf["hidden_size"] // heads
+    if head_dim < 1:
+        raise ValueError(f"hidden_size={hf['hidden_size']} leaves no width for num_attention_heads={heads}")
     fields: dict[str, Any] = dict(
         family=hf["model_type"],
         vocab_size=hf["vocab_size"],
@@ -131,8 +136,10 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
 
 def _family(hf: Hf) -> Family:
     kind, architectures = hf.get("model_type"), hf.get("architectures") or []
+    if not isinstance(architectures, list | tuple) or not all(isinstance(name, str) for name in architectures):
+        raise ValueError(f"architectures={architectures!r}; expected a list of names")
     supported = ", ".join(f"{family.architecture} ({name})" for name, family in FAMILIES.items())
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         found = ", ".join(architectures) or "none"
         raise ValueError(
             f"unsupported architecture: model_type {kind!r}, architectures {found}; supported: {supported}"
@@ -143,7 +150,8 @@ def _family(hf: Hf) -> Family:
             f"unsupported architecture {', '.join(architectures)} of model_type {kind!r}; supported: {supported}"
         )
     if hf.get("quantization_config") is not None:
-        method = hf["quantization_config"].get("quant_method", "unknown")
+        given = hf["quantization_config"]
+        method = given.get("quant_method", "unknown") if isinstance(given, Mapping) else given
         raise ValueError(
             f"the checkpoint is quantised ({method}); expected float32, bfloat16 or float16 safetensors, or a GGUF file"
         )
@@ -172,32 +180,36 @@ def _rope(hf: Hf, part: str | None = None) -> RopeConfig:
         given = given[part]
     elif SLIDING in given or FULL in given:
         raise ValueError(f"rope_parameters by layer type are not supported for model_type {hf['model_type']!r}")
+    if not isinstance(given, Mapping):
+        raise ValueError(f"rope_parameters.{part}={given!r}; expected an object")
     values: dict[str, Any] = {**(hf.get("rope_scaling") or {}), **given}
     kind = values.get("rope_type", values.get("type", "default"))
-    theta = float(values["rope_theta"] if "rope_theta" in values else hf["rope_theta"])
+    theta = rope_number(values if "rope_theta" in values else hf, "rope_theta")
     if values.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0)) != 1.0:
         raise ValueError("partial_rotary_factor other than 1 is not supported")
     if kind == "default":
         return RopeConfig(theta=theta)
-    if kind not in ("linear", "llama3", "yarn"):
+    if not isinstance(kind, str) or kind not in ("linear", "llama3", "yarn"):
         raise ValueError(f"rope type {kind!r} is not supported; expected default, linear, llama3 or yarn")
     if "factor" not in values:
         raise ValueError(f"rope type {kind!r} needs a factor")
-    rope = RopeConfig(theta=theta, scaling=kind, factor=float(values["factor"]))
+    where = f"rope type {kind!r}: "
+    rope = RopeConfig(theta=theta, scaling=kind, factor=rope_number(values, "factor", where))
     if kind == "linear":
         return rope
-    original = int(values.get("original_max_position_embeddings") or hf["max_position_embeddings"])
+    key = "original_max_position_embeddings"
+    original = int(rope_number({key: values.get(key) or hf["max_position_embeddings"]}, key, where))
     rope = dataclasses.replace(rope, original_max_position=original)
     if kind == "llama3":
         return dataclasses.replace(
             rope,
-            low_freq_factor=float(values["low_freq_factor"]),
-            high_freq_factor=float(values["high_freq_factor"]),
+            low_freq_factor=rope_number(values, "low_freq_factor", where),
+            high_freq_factor=rope_number(values, "high_freq_factor", where),
         )
     return dataclasses.replace(
         rope,
-        beta_fast=float(values.get("beta_fast") or 32.0),
-        beta_slow=float(values.get("beta_slow") or 1.0),
+        beta_fast=rope_number({"beta_fast": values.get("beta_fast") or 32.0}, "beta_fast", where),
+        beta_slow=rope_number({"beta_slow": values.get("beta_slow") or 1.0}, "beta_slow", where),
         attention_factor=_yarn_attention_factor(values),
         truncate=bool(values.get("truncate", True)),
     )
@@ -210,7 +222,7 @@ def _yarn_attention_factor(values: Hf) -> float:
         return 0.1 * scale * math.log(values["factor"]) + 1.0 if values["factor"] > 1 else 1.0
 
     if values.get("attention_factor") is not None:
-        return float(values["attention_factor"])
+        return rope_number(values, "attention_factor", "rope type 'yarn': ")
     if values.get("mscale") and values.get("mscale_all_dim"):
         return growth(values["mscale"]) / growth(values["mscale_all_dim"])
     return growth(1.0)

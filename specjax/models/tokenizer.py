@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +16,9 @@ import tokenizers
 from etils import epath
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from specjax.models import fingerprint
+from specjax.models.json_files import read_object, read_text
 
 Message = Mapping[str, Any]
 
@@ -47,7 +49,12 @@ class Tokenizer:
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Ids of `text`; with `add_special`, with the tokens that the model expects around it (often a BOS)."""
+        """Ids of `text`; with `add_special`, with the tokens that the model expects around it (often a BOS).
+
+        Raises:
+            ValueError: the text holds half of a surrogate pair, as bytes that are no UTF-8 are often read.
+        """
+        check_unicode(text)
         return self.backend.encode(text, add_special_tokens=add_special).ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -95,15 +102,27 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """Hash of the map from text to ids and back: equal for tokenizers that are interchangeable.
 
-        The chat template and the end-of-text ids are no part of it.
+        The chat template and the end-of-text ids are no part of it, nor is how tokenizer.json is written.
         """
+        return self._fingerprint
+
+    def fingerprint_as(self, recorded: object) -> str:
+        """The fingerprint in the form of one that was recorded, to compare it with.
+
+        Earlier versions recorded a hash of tokenizer.json. Where `recorded` is that of this very tokenizer, it is given
+        back; in every other case `fingerprint()`.
+        """
+        if recorded != self._fingerprint and recorded == self._spelling:
+            return self._spelling
         return self._fingerprint
 
     @functools.cached_property
     def _fingerprint(self) -> str:
-        content = json.loads(self.backend.to_str())
-        content.pop("padding", None), content.pop("truncation", None)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return fingerprint.behaviour(self.backend)
+
+    @functools.cached_property
+    def _spelling(self) -> str:
+        return fingerprint.spelling(self.backend)
 
     def _token(self, token_id: int | None) -> str | None:
         return None if token_id is None else self.backend.id_to_token(token_id)
@@ -128,13 +147,19 @@ class Tokenizer:
             raise ValueError(f"{directory / 'tokenizer.json'} is not a tokenizer: {error}") from error
         backend.no_padding()
         backend.no_truncation()
-        settings = _json(directory / "special_tokens_map.json") | _json(directory / "tokenizer_config.json")
-        ids = {name: _special_id(backend, settings.get(f"{name}_token")) for name in ("bos", "eos", "pad")}
+        settings: dict[str, Any] = {}
+        ids: dict[str, int | None] = {}
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            found = _optional(directory / name)
+            settings |= found
+            for kind in ("bos", "eos", "pad"):
+                if f"{kind}_token" in found:
+                    ids[kind] = _special_id(backend, found[f"{kind}_token"], f"{directory / name}: {kind}_token")
         return cls(
             backend=backend,
-            eos_ids=_eos_ids(directory, ids["eos"]),
-            bos_id=ids["bos"],
-            pad_id=ids["pad"],
+            eos_ids=_eos_ids(directory, ids.get("eos"), max(backend.get_vocab().values(), default=-1) + 1),
+            bos_id=ids.get("bos"),
+            pad_id=ids.get("pad"),
             chat_template=_chat_template(directory, settings.get("chat_template")),
         )
 
@@ -158,6 +183,21 @@ class Tokenizer:
         eos = list(self.eos_ids) if len(self.eos_ids) != 1 else self.eos_ids[0]
         text = json.dumps(generation | {"eos_token_id": eos}, indent=2)
         (directory / "generation_config.json").write_text(text + "\n")
+
+
+def check_unicode(text: str, what: str = "the text") -> None:
+    """Checks that a text can be encoded.
+
+    Raises:
+        ValueError: it cannot; names the character.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{what} is no valid text: character {error.start} is {text[error.start]!r}, half of a surrogate pair, as "
+            "bytes are read that are not UTF-8; expected Unicode text"
+        ) from error
 
 
 class StreamDecoder:
@@ -225,27 +265,42 @@ def _compile(template: str) -> jinja2.Template:
     return environment.from_string(template)
 
 
-def _json(path: epath.Path) -> dict[str, Any]:
+def _optional(path: epath.Path) -> dict[str, Any]:
     """The object in a JSON file, empty where there is no file."""
-    if not path.exists():
-        return {}
-    try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}): fetch the file again") from error
+    return read_object(path) if path.exists() else {}
 
 
-def _special_id(backend: tokenizers.Tokenizer, token: str | Mapping[str, Any] | None) -> int | None:
+def _special_id(backend: tokenizers.Tokenizer, token: Any, where: str) -> int | None:
     content = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(content, str | None):
+        raise ValueError(f"{where} is {token!r}; expected a token's text, or an object with its content")
     return None if content is None else backend.token_to_id(content)
 
 
-def _eos_ids(directory: epath.Path, declared: int | None) -> tuple[int, ...]:
-    """From the generation config, else the model's config, else the tokenizer's own token."""
-    for name in ("generation_config.json", "config.json"):
-        value = _json(directory / name).get("eos_token_id")
-        if value is not None:
-            return tuple(value) if isinstance(value, list) else (int(value),)
+def _eos_ids(directory: epath.Path, declared: int | None, known: int) -> tuple[int, ...]:
+    """From the generation config, else the model's config, else the tokenizer's own token.
+
+    Args:
+        directory: of the model.
+        declared: the tokenizer's own.
+        known: ids that the tokenizer has; the model may have more.
+    """
+    files = [(directory / name, _optional(directory / name)) for name in ("generation_config.json", "config.json")]
+    rows = files[1][1].get("vocab_size")
+    limit = max(known, rows) if isinstance(rows, int) else known
+    for path, content in files:
+        value = content.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        for found in ids:
+            if isinstance(found, bool) or not isinstance(found, int):
+                raise ValueError(f"{path}: eos_token_id is {value!r}; expected a token id, or a list of them")
+            if not 0 <= found < limit:
+                raise ValueError(
+                    f"{path}: eos_token_id {found} lies outside the vocabulary of {limit} tokens, so no text would "
+                    f"end; expected 0 to {limit - 1}"
+                )
+        if ids:  # An empty list says nothing.
+            return tuple(ids)
     if declared is None:
         raise ValueError(
             f"no end-of-text id in {directory}: set eos_token_id in generation_config.json (one id or a list)"
@@ -256,10 +311,15 @@ def _eos_ids(directory: epath.Path, declared: int | None) -> tuple[int, ...]:
 def _chat_template(directory: epath.Path, setting: Any) -> str | None:
     """A file of its own wins; a list of named templates gives its `default`."""
     if (directory / "chat_template.jinja").exists():
-        return (directory / "chat_template.jinja").read_text()
-    if isinstance(setting, list):
+        return read_text(directory / "chat_template.jinja")
+    if isinstance(setting, list) and all(isinstance(e, dict) and {"name", "template"} <= e.keys() for e in setting):
         named = {entry["name"]: entry["template"] for entry in setting}
         if "default" not in named:
             raise ValueError(f"{directory} has chat templates {sorted(named)}, none of them named default")
-        return named["default"]
+        setting = named["default"]
+    if not isinstance(setting, str | None):
+        raise ValueError(
+            f"{directory / 'tokenizer_config.json'}: chat_template is {type(setting).__name__}; expected text, or a "
+            "list of objects with name and template"
+        )
     return setting

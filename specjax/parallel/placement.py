@@ -101,8 +101,10 @@ def make_placement(
         devices: to lay the mesh over; those of all processes by default.
 
     Raises:
-        ValueError: an unknown axis or preset, or sizes that do not fit the devices.
+        ValueError: no mapping, an unknown axis or preset, or sizes that do not fit the devices.
     """
+    if not isinstance(mesh, Mapping):
+        raise ValueError(f"mesh={mesh!r}; expected sizes and presets, such as {{'tensor': 8, 'target': 'tp'}}")
     if unknown := [name for name in mesh if name not in (*AXES, "target", "drafter")]:
         raise ValueError(
             f"mesh.{unknown[0]}={mesh[unknown[0]]!r}: a mesh has no such axis; expected sizes of {', '.join(AXES)}, "

@@ -95,7 +95,7 @@ def write_store(
         "hidden_size": target.config.hidden_size,
         "config": {**dataclasses.asdict(config), "taps": [str(tap) for tap in config.taps]},
     }
-    _claim(directory, manifest)
+    _claim(directory, manifest, target)
     for index in range(shards if max_shards is None else min(shards, max_shards)):
         path = directory / f"shard-{index:05d}"
         part = rows[index * config.shard_rows : (index + 1) * config.shard_rows]
@@ -104,7 +104,7 @@ def write_store(
         report(index + 1, shards, sum(len(d.tokens) for row in part for d in row))
 
 
-def _claim(directory: Path, manifest: dict[str, Any]) -> None:
+def _claim(directory: Path, manifest: dict[str, Any], target: Target) -> None:
     """Writes the manifest of a new store, or checks that of an old one. The target's name may differ."""
     path = directory / "manifest.json"
     if not path.exists():
@@ -112,6 +112,7 @@ def _claim(directory: Path, manifest: dict[str, Any]) -> None:
         write_whole(epath.Path(path), json.dumps(manifest, indent=2) + "\n")
         return
     found = json.loads(path.read_text())
+    manifest = manifest | {"tokenizer": target.tokenizer.fingerprint_as(found.get("tokenizer"))}
     differ = [k for k in manifest if k != "target" and manifest[k] != found.get(k)]
     if differ:
         lines = "; ".join(f"{k}: found {found.get(k)!r}, expected {manifest[k]!r}" for k in differ)
@@ -265,7 +266,7 @@ def _manifest(directory: Path, target: Target) -> dict[str, Any]:
     expected = {
         "format": FORMAT,
         "target_config_hash": target.config_hash,
-        "tokenizer": target.tokenizer.fingerprint(),
+        "tokenizer": target.tokenizer.fingerprint_as(manifest.get("tokenizer")),
         "hidden_size": target.config.hidden_size,
     }
     differ = [k for k in expected if manifest.get(k) != expected[k]]

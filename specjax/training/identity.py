@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,18 @@ import numpy as np
 from specjax.models.target import Target
 
 
-def target_identity(target: Target) -> dict[str, str]:
-    """The target's name, and hashes of its architecture, tokenizer and chat template; of weights none."""
+def target_identity(target: Target, recorded: Mapping[str, Any] = MappingProxyType({})) -> dict[str, str]:
+    """The target's name, and hashes of its architecture, tokenizer and chat template; of weights none.
+
+    Args:
+        target: whose.
+        recorded: the identity that it is to be compared with, which decides the form of the tokenizer's hash.
+    """
     template = target.tokenizer.chat_template
     return {
         "target": target.name,
         "target_config": target.config_hash,
-        "tokenizer": target.tokenizer.fingerprint(),
+        "tokenizer": target.tokenizer.fingerprint_as(recorded.get("tokenizer")),
         "chat_template": "" if template is None else hashlib.sha256(template.encode()).hexdigest()[:16],
     }
 

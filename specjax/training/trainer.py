@@ -252,7 +252,7 @@ class Trainer:
         self._check()
         run = RunDirectory(workdir)
         if jax.process_index() == 0:
-            made_for = target_identity(self.target) | data_identity(self.train.rows, self.tables)
+            made_for = target_identity(self.target, run.made_for()) | data_identity(self.train.rows, self.tables)
             run.claim(config, free=self._free(run), made_for=made_for)
         return run
 

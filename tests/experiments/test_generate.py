@@ -47,6 +47,12 @@ def test_a_prompt_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert generate.read_prompt("given") == "given"
     with pytest.raises(ValueError, match="the prompt is empty"):
         generate.read_prompt(" ")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\xfe"), encoding="utf-8"))
+    with pytest.raises(ValueError, match="standard input is not UTF-8 text .*0xff in position 1"):
+        generate.read_prompt(None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\udcff"))
+    with pytest.raises(ValueError, match="standard input is no valid text: character 1"):
+        generate.read_prompt(None)
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stdin", terminal)

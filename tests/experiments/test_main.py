@@ -74,6 +74,8 @@ def test_benchmark_refuses(tiny: Path, tmp_path: Path, monkeypatch: pytest.Monke
     run = f"--workdir={tmp_path}/run"
     (tmp_path / "file").write_text("")
     (tmp_path / "broken.py").write_text("def get_config(:")
+    (tmp_path / "raises.py").write_text("def get_config():\n    raise RuntimeError('boom')\n")
+    (tmp_path / "lacks.py").write_text("import no_such\n\ndef get_config():\n    pass\n")
     (tmp_path / "nothing.py").write_text("def get_config(arg=None):\n    return None\n")
     (tmp_path / "empty.jsonl").write_text('{"id": "a", "category": "b", "turns": [""]}\n')
     long = tmp_path / "long.jsonl"
@@ -95,6 +97,15 @@ def test_benchmark_refuses(tiny: Path, tmp_path: Path, monkeypatch: pytest.Monke
         ([run, "--config.target.source=smollm"], "no such model: 'smollm'; did you mean 'smollm2'?"),
         ([run, model, plain, f"--config.prompts={long}"], "prompt 'a' has 10"),
         ([run, model, "--config.only=drft"], "only names 'drft'"),
+        (
+            [run, model, "--config.only=autoregressive,draft"],
+            "hydra, prompt_lookup; several are written \"('autoregressive', 'draft')\"",
+        ),
+        ([run, "--require_platform=gpu"], "requires the platform 'gpu', but JAX runs on 'cpu'"),
+        ([run, "--config=README.md"], "README.md is no Python file"),
+        ([run, f"--config={tmp_path}/raises.py"], "raises.py raised RuntimeError in line 2: boom"),
+        ([run, f"--config={tmp_path}/lacks.py"], "lacks.py cannot import what it needs: No module named 'no_such'"),
+        ([run, f"--config={tmp_path}/raises.py:x"], "raises.py takes no argument, and was given 'x'"),
         ([run, model], "smollm2-135m-distilled"),  # a draft for another target
         ([run, model, f"--config.rows.draft.source={tmp_path}/nowhere"], "no such model"),
         ([run, model, plain, "--config.layout=blocked"], "layout='blocked'"),
@@ -124,8 +135,12 @@ def test_benchmark_refuses(tiny: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_generate_refuses(tiny: Path, tmp_path: Path) -> None:
     model = f"--config.target.source={tiny}/target"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"objective": {}, "train": {}}')
     cases = [
         (["--prompt="], "the prompt is empty"),
+        (["--prompt=a\udcff"], "--prompt is no valid text: character 1 is '\\udcff'"),
+        (["--prompt=x", f"--config=configs/generate.py:{tmp_path}/run", model], "holds no finished drafter"),
         ([], "the prompt is empty"),  # nothing on standard input
         (["--prompt=x", "--config.max_new_tokens=-2"], "max_new_tokens=-2; expected at least 1"),
         (["--prompt=x", "--config.temperature=-1"], "temperature=-1.0"),
