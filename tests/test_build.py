@@ -61,7 +61,7 @@ def halved(target, num_nodes=3):
 
 def test_a_drafter_made_for_another_target_is_refused(target):
     plain = specjax.load_drafter("prompt_lookup", target)
-    deeper = tiny_target(layers=2, width=16)
+    deeper = tiny_target(layers=3, width=16)
     skips = specjax.load_drafter("early_exit", deeper, exit_layer=1)
     tokens = [target.tokenizer.backend.id_to_token(i) for i in range(target.tokenizer.vocab_size)]
     tokens[10], tokens[11] = tokens[11], tokens[10]
