@@ -25,10 +25,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from configs.compile_for import DRAFTERS
 from experiments import _main
+from experiments._arguments import Parser
 from specjax.checkpoints.rundir import write_whole
 from specjax.parallel.slices import GIB, chips_of
 
@@ -106,13 +107,6 @@ def programs() -> list[Program]:
     return made
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong on one line, as all programs do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see python -m experiments.compile_table --help")
-
-
 def main(arguments: Sequence[str]) -> int:
     """Compiles what is missing, writes the table.
 
@@ -123,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
         ValueError: an unknown program or option, or a limit below 0.
     """
     plain = argparse.RawTextHelpFormatter
-    parser = _Parser("python -m experiments.compile_table", description=__doc__, formatter_class=plain)
+    parser = Parser("python -m experiments.compile_table", description=__doc__, formatter_class=plain)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--runs", default="runs/compiled", metavar="DIRECTORY")
     parser.add_argument("--out", default="runs/compiled.md", metavar="FILE")

@@ -22,13 +22,14 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from etils import epath
 from rich.table import Table
 
 from experiments import _main
+from experiments._arguments import Parser
 from specjax.analysis import Chip, PassCost, ensemble_break_even
 from specjax.analysis.ensembles import (
     STATISTICS,
@@ -49,13 +50,6 @@ CHIPS = {"TPU v5p": Chip(2.765e12, 459e12), "H200": Chip(4.8e12, 989e12)}
 TARGET, DRAFT = PassCost(140e9, 140e9), PassCost(2e9, 2e9)  # 70 B and 1 B parameters in two bytes each
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong on one line, as all programs do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see python -m experiments.ensembles --help")
-
-
 def main(arguments: Sequence[str]) -> None:
     """Compares, prints, writes.
 
@@ -63,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
         FileNotFoundError: the run lacks a file.
         ValueError: no benchmark's, or one without an ensemble and its members.
     """
-    parser = _Parser(
+    parser = Parser(
         "python -m experiments.ensembles", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory of a benchmark of configs/ensembles.py")

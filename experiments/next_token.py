@@ -15,26 +15,20 @@ import collections
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from etils import epath
 from rich.table import Table
 
 from experiments import _main
+from experiments._arguments import Parser
 from experiments._next_token import SCHEMA, per_token
 from specjax.analysis import Interval, bootstrap_interval
 
 # Kind and heads of a run; with one head there is no kind.
 Key = tuple[str, int]
 ONE: Key = ("independent", 1)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong on one line, as all programs do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see python -m experiments.next_token --help")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -44,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
         FileNotFoundError: a run has no results.json.
         ValueError: one of another program, of other text, or nothing to compare with.
     """
-    parser = _Parser(
+    parser = Parser(
         "python -m experiments.next_token", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory of experiments.pretrain")

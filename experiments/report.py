@@ -21,12 +21,13 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from etils import epath
 from rich.console import Console
 
 from experiments import _main
+from experiments._arguments import Parser
 from specjax.evaluation import grid, tables
 from specjax.evaluation.grid import Grid, Run
 from specjax.evaluation.report import merged_page
@@ -39,13 +40,6 @@ TABLES: dict[str, Callable[[Sequence[Run]], Grid]] = {
 }
 FORMATS = ("terminal", *grid.FORMATS)
 PAGE = "report.html"
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong on one line, as all programs do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see python -m experiments.report --help")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -169,7 +163,7 @@ def _names(folders: Sequence[epath.Path]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser("python -m experiments.report", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser("python -m experiments.report", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directory, or its results.json")
     parser.add_argument("--table", choices=tuple(TABLES))
     parser.add_argument("--convention", choices=tuple(tables.CONVENTIONS))

@@ -23,9 +23,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from experiments import _main, summarise
+from experiments._arguments import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 GRACE = 60  # seconds that an interrupted program has to end
@@ -118,13 +118,6 @@ STUDIES: dict[str, tuple[Step, ...]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong on one line, as all programs do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see python -m experiments.small --help")
-
-
 def main(arguments: Sequence[str]) -> int:
     """Runs what is not finished.
 
@@ -135,7 +128,7 @@ def main(arguments: Sequence[str]) -> int:
         ValueError: an unknown study or option, or a limit below 0.
     """
     plain = argparse.RawTextHelpFormatter
-    parser = _Parser("python -m experiments.small", description=__doc__, formatter_class=plain)
+    parser = Parser("python -m experiments.small", description=__doc__, formatter_class=plain)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--runs", default="runs", metavar="DIRECTORY")

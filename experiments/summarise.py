@@ -16,11 +16,12 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from etils import epath
 
 from experiments import _main, ablate
+from experiments._arguments import Parser
 from specjax.evaluation.results import SCHEMA, read_results, write_json
 
 OUT = Path(__file__).resolve().parents[1] / "notebooks" / "results"
@@ -32,13 +33,6 @@ META_LEFT_OUT = ("programs", "peak_memory_bytes", "target_identity", "drafters")
 DIGITS = 6
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong on one line, as all programs do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see python -m experiments.summarise --help")
-
-
 def main(arguments: Sequence[str]) -> None:
     """Reads, strips, writes.
 
@@ -47,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
         ValueError: an unknown option, a file that is no benchmark's results of this version, or one name twice.
     """
     plain = argparse.RawTextHelpFormatter
-    parser = _Parser("python -m experiments.summarise", description=__doc__, formatter_class=plain)
+    parser = Parser("python -m experiments.summarise", description=__doc__, formatter_class=plain)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directory")
     parser.add_argument("--out", default=str(OUT), metavar="DIRECTORY")
     parser.add_argument("--note", default="")

@@ -26,12 +26,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import ml_collections
 from etils import epath
 
 from experiments import _main
+from experiments._arguments import Parser
 from experiments.launch import slurm
 from specjax import build
 from specjax.checkpoints.rundir import RunDirectory
@@ -39,13 +40,6 @@ from specjax.evaluation import results, sweeps
 
 SCHEMA = "specjax.sweep/1"
 WAYS = ("local", "list", "slurm", "report")
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong on one line, as all programs do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see python -m experiments.sweep --help")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -180,7 +174,7 @@ def _word(value: Any) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser("python -m experiments.sweep", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser("python -m experiments.sweep", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--config", required=True, help="a file with get_config and sweep, `file.py:arg`")
     parser.add_argument("--workdir", required=True, help="directory of the runs, local or gs://")
     parser.add_argument("--program", default="experiments.train")

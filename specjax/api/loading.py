@@ -12,7 +12,7 @@ from etils import epath
 from specjax import build, checkpoints
 from specjax.build import Drafting
 from specjax.checkpoints import drafters
-from specjax.checkpoints.rundir import is_run
+from specjax.checkpoints.rundir import is_run, unfinished
 from specjax.models import Target
 from specjax.models.json_files import read_object
 
@@ -44,8 +44,6 @@ def load_drafter(name: str, target: Target, **options: Any) -> Drafting:
             f"drafter={name!r}; expected a name ({', '.join(sorted(build.DRAFTERS))}), or as text the directory of a "
             "saved drafter or training run, or 'package.module:maker'"
         )
-    if not isinstance(target, Target):
-        raise ValueError(f"the target is {target!r}; expected what load_target returns")
     if name in build.DRAFTERS or ":" in name:
         return build.make_drafter(name, target, **options)
     method = drafters.saved_method(name)
@@ -71,10 +69,7 @@ def _refuse_other_directories(name: str) -> None:
     if config is None:
         return
     if is_run(config):
-        raise ValueError(
-            f"{name} is the directory of a training run that holds no finished drafter ({file.parent / 'drafter'} is "
-            "not there): let the run come to its end, or resume it"
-        )
+        raise ValueError(unfinished(file.parent))
     if "model_type" in config:
         raise ValueError(
             f"{name} is a model, not a drafter; to let it draft, use load_drafter('draft_model', target, "

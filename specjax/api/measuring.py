@@ -79,8 +79,6 @@ def benchmark(
         ValueError: no target, no drafter, a label twice or taken, a value out of range, unknown prompts, or a prompt
             beyond the context.
     """
-    if not isinstance(target, Target):
-        raise ValueError(f"the target is {target!r}; expected what load_target returns")
     named = token_options(logit_bias, suppress_tokens)
     several = _labelled(draftings)
     plain = build.make_drafter("autoregressive", target)

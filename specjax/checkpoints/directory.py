@@ -10,7 +10,7 @@ import jax
 from etils import epath
 
 from specjax.checkpoints import names
-from specjax.checkpoints.rundir import is_run
+from specjax.checkpoints.rundir import is_run, unfinished
 from specjax.checkpoints.safetensors import open_directory, write_directory
 from specjax.models import graph
 from specjax.models.config import ModelConfig
@@ -35,10 +35,7 @@ def from_directory(
         raise FileNotFoundError(f"no such model: {directory} has no config.json")
     hf = read_object(directory / "config.json")
     if is_run(hf):
-        raise ValueError(
-            f"{directory} is no model, but the directory of a training run that holds no finished drafter "
-            f"({directory / 'drafter'} is not there): let the run come to its end, or resume it"
-        )
+        raise ValueError(unfinished(directory))
     try:
         config = config_from_hf(hf, dtype)
     except ValueError as error:

@@ -264,6 +264,14 @@ def is_run(config: Mapping[str, Any]) -> bool:
     return "model_type" not in config and {"objective", "train"} <= config.keys()
 
 
+def unfinished(directory: epath.Path) -> str:
+    """What is said where a training run is given as a model or a drafter, and has none to give yet."""
+    return (
+        f"{directory} is the directory of a training run that holds no finished drafter ({directory / 'drafter'} is "
+        "not there): let the run come to its end, or resume it"
+    )
+
+
 _ABSENT = "(absent)"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -134,9 +134,9 @@ def _g_test_of_window(
 ) -> GTest:
     """A G-test of `LAW_TOKENS` tokens from the first on, whatever is in front of them."""
     window = slice(first, first + LAW_TOKENS)
-    chances: Counter[tuple[int, ...]] = Counter()
+    chances: defaultdict[tuple[int, ...], float] = defaultdict(float)
     for sequence, chance in law.items():
-        chances[sequence[window]] += chance  # type: ignore[assignment]
+        chances[sequence[window]] += chance
     drawn = Counter(map(tuple, tokens_nt[:, window].tolist()))
     outside = sum(times for part, times in drawn.items() if part not in chances)
     expected = np.array(list(chances.values()))
