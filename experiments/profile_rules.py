@@ -54,7 +54,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     rows: list[dict[str, Any]] = []
     for vocab, step_ms in zip(config.vocabularies, config.step_ms, strict=True):
         for branching in config.trees.values():
-            tree = from_branching(branching)
+            tree = from_branching(branching) if branching else TreeSpec(())  # N = 0: plain decoding
             cases: dict[Any, Callable[[], float]] = rule_cases(config, vocab, tree) | processor_cases(
                 config, vocab, tree
             )

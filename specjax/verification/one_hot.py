@@ -34,31 +34,39 @@ class OneHot:
             at_parent = jnp.take_along_axis(choice, draft.parents + 1, axis=1)
             p_bn = (draft.tokens == at_parent).astype(jnp.float32)
         else:
-            laws = log_law(scores.logits, sampling)
-            choice = self._draw(draft, laws, scores, keys)
-            p_bn = jnp.exp(
-                jax.vmap(lambda law, parent, token: law[parent + 1, token])(laws, draft.parents, draft.tokens)
-            )
+            choice, p_bn = _sample(draft, scores, sampling, keys)
         return longest_match(draft, scores, choice, p_bn, self.depth)
 
-    def _draw(self, draft: Draft, laws_bmv: jax.Array, scores: Scores, keys: Keys) -> jax.Array:
-        """The target's draws `[B, N + 1]` at the root and at the nodes that they lead to, -1 at all others.
 
-        A draw over a vocabulary is the dear part: one after the other, so that nodes nobody gets to cost none.
-        """
-        nodes = jnp.arange(laws_bmv.shape[1])
+def _sample(draft: Draft, scores: Scores, sampling: Sampling, keys: Keys) -> tuple[jax.Array, jax.Array]:
+    """The target's draws `[B, N + 1]` at the root and at the nodes that they lead to, -1 at all others.
 
-        def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            choice, waiting = carry
-            here = jnp.argmax(waiting, axis=-1)  # The first; root and nodes by their place in `scores`.
-            depth = pick(scores.depths, here)
-            token = draw(keys.at(SAMPLE, keys.length + depth, 0), pick(laws_bmv, here))
-            drawn = waiting & (nodes == here[:, None])
-            led_to = draft.valid & (draft.parents + 1 == here[:, None]) & (draft.tokens == token[:, None])
-            led_to &= drawn.any(-1, keepdims=True)
-            waiting = (waiting & ~drawn) | jnp.pad(led_to, ((0, 0), (1, 0)))
-            return jnp.where(drawn, token[:, None], choice), waiting
+    To warp logits over a vocabulary and to draw from them is the dear part: one node after the other, so that nodes
+    nobody gets to cost nothing.
 
-        shape = laws_bmv.shape[:2]
-        start = jnp.full(shape, -1, jnp.int32), jnp.broadcast_to(nodes == 0, shape)
-        return jax.lax.while_loop(lambda carry: carry[1].any(), body, start)[0]
+    Returns:
+        The draws, and p(x) `[B, N]` of the nodes below them, 0 elsewhere.
+    """
+    nodes = jnp.arange(draft.num_nodes + 1)
+
+    def body(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        choice, p_bn, waiting = carry
+        here = jnp.argmax(waiting, axis=-1)  # The first; root and nodes by their place in `scores`.
+        law = log_law(pick(scores.logits, here), sampling)
+        token = draw(keys.at(SAMPLE, keys.length + pick(scores.depths, here), 0), law)
+        drawn = waiting & (nodes == here[:, None])
+        below = draft.parents + 1 == here[:, None]
+        below &= drawn.any(-1, keepdims=True)
+        led_to = draft.valid & below & (draft.tokens == token[:, None])
+        waiting = (waiting & ~drawn) | jnp.pad(led_to, ((0, 0), (1, 0)))
+        p_bn = jnp.where(below, jnp.exp(pick(law, draft.tokens)), p_bn)
+        return jnp.where(drawn, token[:, None], choice), p_bn, waiting
+
+    shape = (draft.tokens.shape[0], draft.num_nodes + 1)
+    start = (
+        jnp.full(shape, -1, jnp.int32),
+        jnp.zeros(draft.tokens.shape, jnp.float32),
+        jnp.broadcast_to(nodes == 0, shape),
+    )
+    choice, p_bn, _ = jax.lax.while_loop(lambda carry: carry[2].any(), body, start)
+    return choice, p_bn

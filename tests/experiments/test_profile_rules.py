@@ -19,13 +19,13 @@ def test_every_rule_and_processor_is_timed(in_workdir: Path, capsys: pytest.Capt
     options = {"target.source": "", "vocabularies": (64,), "step_ms": (2.0,), "rules": ("recursive", "block")}
     config = build.load_config("configs/profile_rules.py", "quick", options)
     with config.unlocked():
-        config.trees = {"3": (1, 1, 1), "4": (2, 1)}
+        config.trees = {"0": (), "3": (1, 1, 1), "4": (2, 1)}
     profile_rules.main(config)
     found = json.loads((in_workdir / "profile_rules.json").read_text())
     assert found["meta"]["schema"] == "specjax.profile_rules/1"
     named = {(row["nodes"], row["kind"], row["name"]) for row in found["rows"]}
     assert (3, "rule", "block") in named and (4, "rule", "block") not in named
-    assert (4, "rule", "recursive") in named
+    assert (4, "rule", "recursive") in named and (0, "rule", "recursive") in named
     assert {(4, "processor", name) for name in profile_rules.PROCESSORS} <= named
     for row in found["rows"]:
         assert row["seconds"] > 0 and row["share"] == pytest.approx(row["seconds"] / 2e-3)

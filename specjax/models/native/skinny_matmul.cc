@@ -3,6 +3,7 @@
 // XLA's CPU backend packs the weight at every call when T > 1, which costs as much as two passes over it. The order
 // of additions within one (t, o) does not depend on T, so a row's result is the same bits whoever rides along.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "parallel.h"
@@ -43,8 +44,12 @@ inline void Tile(const float* x, const float* w, float* y, int64_t in, int64_t o
   }
 }
 
-template <int T, int R>
+// Weight rows taken at once, so that sums, weights and an input fit in the registers.
+constexpr int TileRows(int tokens) { return std::clamp((kRegisters - 1) / (tokens + 1), 1, 4); }
+
+template <int T>
 inline void Rows(const float* x, const float* w, float* y, int64_t in, int64_t out, int64_t rows) {
+  constexpr int R = TileRows(T);
   int64_t o = 0;
   for (; o + R <= rows; o += R) Tile<T, R>(x, w + o * in, y + o, in, out);
   for (; o < rows; ++o) Tile<T, 1>(x, w + o * in, y + o, in, out);
@@ -55,14 +60,14 @@ void Block(const float* x, const float* w, float* y, int64_t in, int64_t out, in
   while (tokens > 0) {
     const int64_t group = tokens > 8 ? 8 : tokens;
     switch (group) {
-      case 1: Rows<1, 4>(x, w, y, in, out, rows); break;
-      case 2: Rows<2, 1>(x, w, y, in, out, rows); break;
-      case 3: Rows<3, 1>(x, w, y, in, out, rows); break;
-      case 4: Rows<4, 1>(x, w, y, in, out, rows); break;
-      case 5: Rows<5, 1>(x, w, y, in, out, rows); break;
-      case 6: Rows<6, 1>(x, w, y, in, out, rows); break;
-      case 7: Rows<7, 1>(x, w, y, in, out, rows); break;
-      default: Rows<8, 1>(x, w, y, in, out, rows); break;
+      case 1: Rows<1>(x, w, y, in, out, rows); break;
+      case 2: Rows<2>(x, w, y, in, out, rows); break;
+      case 3: Rows<3>(x, w, y, in, out, rows); break;
+      case 4: Rows<4>(x, w, y, in, out, rows); break;
+      case 5: Rows<5>(x, w, y, in, out, rows); break;
+      case 6: Rows<6>(x, w, y, in, out, rows); break;
+      case 7: Rows<7>(x, w, y, in, out, rows); break;
+      default: Rows<8>(x, w, y, in, out, rows); break;
     }
     x += group * in;
     y += group * out;
@@ -78,8 +83,10 @@ ffi::Error SkinnyMatmul(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buff
     return ffi::Error::InvalidArgument("skinny_matmul expects x [rows, in] and w [out, in]");
   }
   const int64_t tokens = x_dims[0], in = x_dims[1], out = w_dims[0];
-  const int64_t fit = (128 << 10) / (in * static_cast<int64_t>(sizeof(float)));
-  const int64_t rows = fit < 8 ? 8 : fit - fit % 4;
+  // A block's rows stay in a core's cache while groups of inputs pass over them; every thread gets its share.
+  const int64_t fit = (256 << 10) / (in * static_cast<int64_t>(sizeof(float)));
+  const int64_t threads = std::max<int64_t>(pool.num_threads(), 1), share = (out + threads - 1) / threads;
+  const int64_t rows = (std::max<int64_t>(std::min(fit, share), 8) + 3) / 4 * 4;
   const float *inputs = x.typed_data(), *weights = w.typed_data();
   float* outputs = y->typed_data();
   ForBlocks(pool, (out + rows - 1) / rows, [=](int64_t b) {
