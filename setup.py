@@ -8,6 +8,7 @@ from setuptools import find_packages, setup
 TORCH = "torch==2.13.0"
 # Writes event files; what it needs (numpy, packaging, protobuf) comes with the core anyway.
 TENSORBOARD = "tensorboardX>=2.6.2"
+SUBMITIT = "submitit>=1.5"
 # What runs notebooks; the tests do.
 NOTEBOOKS = ["jupytext>=1.16", "ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"]
 
@@ -44,10 +45,11 @@ EXTRAS = {
     "tensorboard": [TENSORBOARD],
     "search": ["optuna>=4.0"],
     "notebooks": ["jupyterlab>=4.2", *NOTEBOOKS],
-    "launch": ["etils[epath-gcs]>=1.12", "submitit>=1.5"],
+    "launch": ["etils[epath-gcs]>=1.12", SUBMITIT],
     "test": [
         TORCH,
         TENSORBOARD,
+        SUBMITIT,
         "optuna>=4.0",
         "wandb>=0.19",
         "pytest>=8.3",

@@ -7,6 +7,7 @@ Names are looked up in the registries beside the methods (`specjax.drafting.regi
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -92,7 +93,10 @@ def make_rule(
     try:
         rule: Rule = maker(drafter.depth, **(options or {}))
     except TypeError as error:
-        raise ValueError(f"rule {name!r} does not take these options ({options}): {error}") from error
+        takes = [option for option in inspect.signature(maker).parameters if option not in ("depth", "exact_for")]
+        raise ValueError(
+            f"rule {name!r} does not take these options ({options}): {error}; it takes {', '.join(takes) or 'none'}"
+        ) from error
     if isinstance(rule, type) or not (hasattr(rule, "verify") and hasattr(rule, "exact_for")):
         raise ValueError(
             f"rule {name!r} makes a {type(rule).__name__}; expected maker(depth, **options) to return a rule, with "

@@ -216,7 +216,8 @@ def _threshold(x: jax.Array, weight: jax.Array, least: jax.Array) -> jax.Array:
 
 def no_law(logits: jax.Array) -> jax.Array:
     """`[..., V]` to bool `[...]`: some logit is NaN or plus infinity, or all are minus infinity."""
-    return ~jnp.isfinite(jnp.max(logits, -1))  # max keeps a NaN
+    # Not by the maximum: XLA's on CPUs drops a NaN where arrays are large. A comparison with one is false everywhere.
+    return ~((logits < jnp.inf).all(-1) & (logits > -jnp.inf).any(-1))
 
 
 def log_law(logits: jax.Array, sampling: Sampling) -> jax.Array:

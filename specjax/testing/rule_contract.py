@@ -20,6 +20,7 @@ from specjax.testing.laws import MakeDraft
 from specjax.testing.subject import MakeRule
 
 ROWS = 16
+FAULT_ROWS = 1 << 12  # XLA's maximum on CPUs drops a NaN in arrays of thousands of logits, and in no smaller ones.
 FALSE_ALARM = 1e-6
 CHAINS: frozenset[Kind] = frozenset({"fixed", "iid"})
 
@@ -134,14 +135,14 @@ def check_faults(rule: Rule, make_draft: MakeDraft) -> None:
     Raises:
         AssertionError: names row and node.
     """
-    draft, scores, sampling, keys = one_step(make_draft)
+    draft, scores, sampling, keys = one_step(make_draft, rows=FAULT_ROWS)
     logits = scores.logits.at[0, 0, 0].set(jnp.nan).at[1, 0, 1].set(jnp.inf).at[2, 0].set(-jnp.inf)
     verdict = verify(rule, draft, dataclasses.replace(scores, logits=logits), sampling, keys)
-    _assert_faults(rule, verdict, np.where(np.arange(ROWS) < 3, 0, -1), "of three with no law at the root")
+    _assert_faults(rule, verdict, np.where(np.arange(FAULT_ROWS) < 3, 0, -1), "of three with no law at the root")
     # No node is reached, whatever its own logits are.
     logits = _impossible(draft, scores).logits.at[:, 1:].set(jnp.nan)
     verdict = verify(rule, draft, dataclasses.replace(scores, logits=logits), sampling, keys)
-    _assert_faults(rule, verdict, np.full(ROWS, -1), "where only nodes that cannot be accepted have no law")
+    _assert_faults(rule, verdict, np.full(FAULT_ROWS, -1), "where only nodes that cannot be accepted have no law")
     # The first node is all that the target says.
     certain = jnp.where(jnp.arange(laws.VOCAB) == draft.tokens[:, :1], 0.0, -jnp.inf)
     logits = scores.logits.at[:, 0].set(certain).at[:, 1:].set(jnp.nan)
@@ -214,9 +215,9 @@ def assert_well_formed(rule: Rule, draft: Draft, verdict: Verdict) -> None:
             )
 
 
-def one_step(make_draft: MakeDraft, sampling: Sampling | None = None) -> Step:
+def one_step(make_draft: MakeDraft, sampling: Sampling | None = None, *, rows: int = ROWS) -> Step:
     """What a rule is given, in a few rows; at temperature 1 by default."""
-    sampling, keys = laws.plain(ROWS) if sampling is None else sampling, laws.step_keys(ROWS, 0)
+    sampling, keys = laws.plain(rows) if sampling is None else sampling, laws.step_keys(rows, 0)
     draft = make_draft(keys, sampling)
     return draft, laws.score(draft), sampling, keys
 

@@ -8,10 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding import Loop, Request, Stateless, Weights, generate, make_sampling, stream
+import specjax
+from specjax.api.programs import make_program
+from specjax.decoding import (
+    Loop,
+    Request,
+    Stateless,
+    Weights,
+    generate,
+    make_sampling,
+    prefill,
+    request_sampling,
+    stream,
+)
 from specjax.decoding.tree import chain
 from specjax.drafting import Autoregressive
 from specjax.models import native
+from specjax.testing import tiny_target
 from specjax.testing.markov import markov_graph, markov_params
 from specjax.testing.sequences import four_token_target
 from specjax.verification import Greedy, OneHot
@@ -74,6 +87,22 @@ def test_what_is_in_front_of_a_fault_is_streamed(counting, drafted):
         for tokens, _ in stream(loop(markov_graph(4), drafted), counting, Request((3, 0), 6), **ARGUMENTS):
             out += tokens
     assert out == [1, 2]
+
+
+@pytest.mark.parametrize("rule", ["greedy", "one_hot", "recursive", "block", "traversal"])
+def test_one_bad_logit_of_many_ends_every_row(rule):
+    """It first appears behind the prefill, in arrays of a size at which XLA's maximum on CPUs drops a NaN."""
+    target = tiny_target(layers=1, width=16)
+    drafting = specjax.load_drafter("prompt_lookup", target, num_nodes=3)
+    temperature = 0.0 if rule == "greedy" else 1.0
+    requests = [Request((5, 6, 7) * 2, 6, temperature=temperature, id=i) for i in range(8)]
+    one, weights = make_program(target, drafting, request_sampling(requests), rule=rule)
+    state = prefill(one, weights, requests, context=64, seed=0)
+    head = weights.target["lm_head"]["kernel"]
+    spoiled = head.at[0, 200].set(jnp.nan) if head.ndim == 3 else head.at[:, 200].set(jnp.nan)
+    broken = dataclasses.replace(weights, target={**weights.target, "lm_head": {"kernel": spoiled}})
+    state = one.run(broken, state, 1)
+    assert (state.fault == 6).all() and (state.length == 7).all()
 
 
 @pytest.mark.parametrize("kernel", [True, False])

@@ -91,6 +91,17 @@ def test_what_is_no_law():
     assert no_law(rows).tolist() == [False, True, True, True, True]
 
 
+@pytest.mark.parametrize("shape", [(1, 5, 49152), (8, 5, 259), (160, 10, 5), (4, 2000)])
+def test_what_is_no_law_in_large_arrays(shape):
+    """There XLA's maximum on CPUs drops a NaN."""
+    logits, find = jax.random.normal(jax.random.key(0), shape), jax.jit(no_law)
+    assert not find(logits).any()
+    for place in (0, shape[-1] // 2, shape[-1] - 1):
+        for value in (jnp.nan, jnp.inf):
+            found = find(logits.at[..., -1, place].set(value))
+            assert found[..., -1].all() and not found[..., :-1].any()
+
+
 def test_draws_follow_the_law():
     law = jnp.log(jnp.asarray([0.5, 0.3, 0.2]))
     keys = jax.random.split(jax.random.key(0), 20000)
