@@ -7,7 +7,6 @@ Names are looked up in the registries beside the methods (`specjax.drafting.regi
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -93,10 +92,10 @@ def make_rule(
     try:
         rule: Rule = maker(drafter.depth, **(options or {}))
     except TypeError as error:
-        takes = [option for option in inspect.signature(maker).parameters if option not in ("depth", "exact_for")]
-        raise ValueError(
-            f"rule {name!r} does not take these options ({options}): {error}; it takes {', '.join(takes) or 'none'}"
-        ) from error
+        fields = [field.name for field in dataclasses.fields(maker)] if dataclasses.is_dataclass(maker) else []
+        takes = ", ".join(field for field in fields if field not in ("depth", "exact_for"))
+        known = f"; it takes {takes}" if takes else ""
+        raise ValueError(f"rule {name!r} does not take these options ({options}): {error}{known}") from error
     if isinstance(rule, type) or not (hasattr(rule, "verify") and hasattr(rule, "exact_for")):
         raise ValueError(
             f"rule {name!r} makes a {type(rule).__name__}; expected maker(depth, **options) to return a rule, with "
