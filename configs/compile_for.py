@@ -81,7 +81,9 @@ def get_config(arg: str = "llama3_8b,decode") -> config_dict.ConfigDict:
     config.train = {"batch": 256, "accumulate": 1, "remat": "none"}
 
     if config.program == "decode":
-        config.mesh = {"data": 1, "fsdp": 1, "tensor": -1, "target": "tp", "drafter": "dp"}
+        # Heads and networks of the target's shape are split as it is; a small model's heads may not divide.
+        preset = "dp" if "model" in config.drafter else "tp"
+        config.mesh = {"data": 1, "fsdp": 1, "tensor": -1, "target": "tp", "drafter": preset}
     else:
         config.mesh = {"data": 1, "fsdp": -1, "tensor": 1, "target": "fsdp", "drafter": "fsdp"}
     return config

@@ -42,9 +42,12 @@ HEADER = """\
 # What the compiler says of a pod
 
 Written by `python -m experiments.compile_table`: programs compiled for TPU slices by libtpu on a machine without one
-(`experiments.compile_for`), bfloat16, per chip. "Bytes moved" is what all instructions of a decode step access, held
-against a bare forward pass over as many tokens with the same weights and cache, compiled the same way. Copies of the
-cache are counted in the loop. Collectives: how many, and the bytes of their largest operands.
+(`experiments.compile_for`), bfloat16, per chip. "Bytes moved" is what a decode step moves to and from the chip's
+memory, held against a bare forward pass over as many tokens with the same weights and cache, compiled the same way, and
+the drafter's own weights once a pass of the draft; layers of the target that draft are not in the reference. In
+parentheses is XLA's count of the step against its count of the bare pass: it adds what moves within the chip, so it
+depends on what the compiler fetches early. Copies of the cache are counted in the loop. Collectives: how many, and the
+bytes of their largest operands.
 
 | program | slice | mesh | arguments GiB | temporaries GiB | peak | bytes moved | collectives | cache copies |
 |---|---|---|---:|---:|---:|---:|---|---:|
@@ -198,7 +201,7 @@ def table_row(topology: str, found: dict[str, Any]) -> str:
         f"{row['arguments'] / GIB:.2f}",
         f"{row['temporaries'] / GIB:.2f}",
         f"{row['peak'] / row['memory']:.0%}{'' if row['fits'] else ' **does not fit**'}",
-        f"{row['accessed_ratio']:.2f} x" if decoding else "",
+        f"{row['moved_ratio']:.2f} x ({row['accessed_ratio']:.2f} x)" if decoding else "",
         ", ".join(kinds) or "none",
         str(len(row["cache_copies"])) if decoding else "",
     )

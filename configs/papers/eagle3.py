@@ -64,7 +64,7 @@ def get_config(arg: str = "llama3_8b") -> config_dict.ConfigDict:
     config.drafter = {"name": "eagle3", "topology": "chain", "num_nodes": 5}
     config.decode = {"batch": 8, "buffer": 4096, "temperature": 0.0, "rule": ""}
     if config.program == "decode":
-        config.mesh = {"data": 1, "fsdp": 1, "tensor": -1, "target": "tp", "drafter": "dp"}
+        config.mesh = {"data": 1, "fsdp": 1, "tensor": -1, "target": "tp", "drafter": "tp"}
     config.memory = {
         # With the width of each one's head.
         "models": {name: MLP.get(name, 14336) for name in dict.fromkeys((model, "llama3_70b"))},

@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from specjax.evaluation.traffic import moved_bytes
+
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4, "s64": 8}
 
@@ -23,8 +25,8 @@ class CompiledProgram:
         outputs: of which `aliased` lie in the buffers of donated arguments.
         aliased: see `outputs`.
         temporaries: what a run needs besides.
-        accessed: moved by all instructions; a loop's body counts once. XLA counts on-chip traffic too, so only ratios
-            to another program compiled the same way mean something.
+        accessed: moved by all instructions as XLA counts it, on-chip traffic too; a loop's body counts once.
+        moved: to and from the device's memory, in loops of known length as often as they run (`traffic.moved_bytes`).
         flops: operations, a loop's body once.
         collectives: by kind, how many instructions and the bytes of their largest operands.
         cache_copies: instructions below the entry computation (in a loop's body) that write a whole cache leaf anew.
@@ -36,6 +38,7 @@ class CompiledProgram:
     aliased: int
     temporaries: int
     accessed: float
+    moved: float
     flops: float
     collectives: Mapping[str, tuple[int, int]]
     cache_copies: tuple[str, ...]
@@ -62,6 +65,7 @@ def describe_program(compiled: jax.stages.Compiled, cache_shapes: Iterable[tuple
         aliased=memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         accessed=cost.get("bytes accessed", math.nan),
+        moved=moved_bytes(text) if text else math.nan,
         flops=cost.get("flops", math.nan),
         collectives=collectives(text),
         cache_copies=tuple(line for shape in dict.fromkeys(cache_shapes) for line in whole_copies(_inner(text), shape)),

@@ -29,7 +29,8 @@ def compiled(runs: Path, name: str, **changes: Any) -> None:
         "peak": 4 * GIB,
         "memory": 16 * GIB,
         "fits": True,
-        "accessed_ratio": 1.25,
+        "moved_ratio": 1.25,
+        "accessed_ratio": 2.0,
         "collectives": {"all-reduce": [65, 25_560_000]},
         "cache_copies": [],
     }
@@ -66,7 +67,7 @@ def test_the_table_of_what_is_there(
     assert "chain-8b-v6e-16x16, " in lines[-1] and NAMES[0] not in lines[-1]
     assert lines[-4:-2] == [
         "| llama3_8b, decode eagle3, chain of 5, 256 rows | v5e:16x16 | data=rest tensor=8 | 3.00 | 0.25 | 25% "
-        "| 1.25 x | 65 all-reduce (25.6 MB) | 1 |",
+        "| 1.25 x (2.00 x) | 65 all-reduce (25.6 MB) | 1 |",
         "| llama3_8b, train eagle3, 256 rows | v5p:4x4x4 | fsdp=rest | 3.00 | 0.25 | 150% **does not fit** |  "
         "| 65 all-reduce (25.6 MB) |  |",
     ]
