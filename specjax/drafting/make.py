@@ -14,6 +14,16 @@ from specjax.drafting.registry import DRAFTERS, Drafting, MadeFor, require_draft
 from specjax.models import Target
 
 
+def taken(maker: Any) -> list[str]:
+    """Names of the options that a maker takes; none where it hands them on to who knows what."""
+    takes = list(inspect.signature(maker).parameters.values())[1:]
+    handed_on = getattr(maker, "handed_on", None)
+    if handed_on is None and any(p.kind is p.VAR_KEYWORD for p in takes):
+        return []
+    own = [p.name for p in takes if p.kind is not p.VAR_KEYWORD]
+    return list(dict.fromkeys([*own, *(handed_on or ())]))
+
+
 def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
     """A registered drafter, or one's own.
 
@@ -32,10 +42,8 @@ def make_drafter(name: str, target: Target, **options: Any) -> Drafting:
         signature.bind(target, **options)
         made = maker(target, **options)
     except TypeError as error:
-        takes = list(signature.parameters.values())[1:]
-        known = f"; it takes ({', '.join(str(p).partition(':')[0] for p in takes)})"
-        # A maker that hands its options on: the error itself names the one that is wrong.
-        known = "" if any(p.kind is p.VAR_KEYWORD for p in takes) else known
+        takes = taken(maker)
+        known = f"; it takes ({', '.join(takes)})" if takes else ""
         raise ValueError(f"drafter {name!r} does not take these options ({options}): {error}{known}") from error
     require_drafting(made, name)
     whole = [field.name for field in dataclasses.fields(made.drafter) if field.type == "int"]

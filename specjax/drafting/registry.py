@@ -127,6 +127,24 @@ def require_drafting(made: Any, name: str) -> Drafting:
     return made
 
 
+Maker = Callable[..., Drafting]
+
+
+# Fields of drafters that are no options: what it is, not what it is asked for.
+_FIXED = ("members", "inner", "config", "taps", "num_probes", "topology")
+
+
+def hands_on_to(method: Any, *others: str) -> Callable[[Maker], Maker]:
+    """Says that a maker's other options are the fields of a drafter, and `others`: messages name them."""
+    fields = [field.name for field in dataclasses.fields(method) if field.init and field.name not in _FIXED]
+
+    def mark(maker: Maker) -> Maker:
+        maker.__dict__["handed_on"] = (*others, *fields)
+        return maker
+
+    return mark
+
+
 def _autoregressive(target: Target, num_nodes: int = 0) -> Drafting:
     del target
     return Drafting("autoregressive", Autoregressive(num_nodes=num_nodes), {}, {})
@@ -209,7 +227,7 @@ def _mtp(target: Target, source: str, num_nodes: int = 0) -> Drafting:
     return Drafting("mtp", MultiToken(loaded.config, num_nodes), loaded.params, loaded.tables)
 
 
-def _ensemble(name: str, make: Any, prior: str | None = None) -> Callable[..., Drafting]:
+def _ensemble(name: str, make: Any, prior: str | None = None) -> Maker:
     """The maker of an ensemble.
 
     Args:
@@ -218,6 +236,7 @@ def _ensemble(name: str, make: Any, prior: str | None = None) -> Callable[..., D
         prior: the option that is one number a member, and goes to the tables.
     """
 
+    @hands_on_to(make, *([prior] if prior else []))
     def maker(target: Target, members: Sequence[Mapping[str, Any]], stacked: bool = True, **options: Any) -> Drafting:
         """`members` are rows of a name and its options; the other options are the ensemble's own."""
         made = [_member(target, index, member) for index, member in enumerate(members)]
@@ -266,9 +285,10 @@ def _heads(
     return Drafting(name, hydra(config, shape), loaded.params, tables)
 
 
-def _untrained(name: str, method: Callable[..., Any]) -> Callable[..., Drafting]:
+def _untrained(name: str, method: Callable[..., Any]) -> Maker:
     """The maker of a drafter that trains nothing; its options are checked against the target."""
 
+    @hands_on_to(method)
     def maker(target: Target, **options: Any) -> Drafting:
         drafter = method(**{key: tuple(x) if isinstance(x, list) else x for key, x in options.items()})
         params, tables = drafter.init_params(jax.random.key(0), merge(target.graph, target.params))
@@ -277,6 +297,7 @@ def _untrained(name: str, method: Callable[..., Any]) -> Callable[..., Drafting]
     return maker
 
 
+@hands_on_to(Retrieval)
 def _retrieval(target: Target, source: str, **options: Any) -> Drafting:
     """A store that `save_store` wrote, or a text file to index now."""
     if source.endswith(".npz"):
@@ -288,6 +309,7 @@ def _retrieval(target: Target, source: str, **options: Any) -> Drafting:
     return Drafting("retrieval", Retrieval(**options), {}, store_tables(store))
 
 
+@hands_on_to(LayerSkip)
 def _layer_skip(target: Target, source: str = "", **options: Any) -> Drafting:
     """A set of layers, or the best one that a search found: the `search.json` of `experiments/search_skip.py`."""
     given = {name: tuple(options[name]) for name in ("skip", "skip_attention", "skip_mlp") if options.get(name)}
@@ -297,6 +319,7 @@ def _layer_skip(target: Target, source: str = "", **options: Any) -> Drafting:
     return _untrained("layer_skip", LayerSkip)(target, **{**options, **(found_set(source) if source else {})})
 
 
+@hands_on_to(Adaptive)
 def _adaptive(target: Target, inner: Mapping[str, Any], widths: Sequence[int], **options: Any) -> Drafting:
     """`inner` is a row of a name and its options."""
     name, row = _row(inner, "the inner drafter")
@@ -361,6 +384,7 @@ def _kangaroo(
     return Drafting("kangaroo", drafter, saved.params, saved.tables)
 
 
+@hands_on_to(RecurrentDrafter)
 def _redrafter(target: Target, source: str, **options: Any) -> Drafting:
     """A ReDrafter network; `num_nodes` of `beams` beams of `levels` tokens."""
     saved = _trained(target, source, "redrafter")
@@ -368,7 +392,7 @@ def _redrafter(target: Target, source: str, **options: Any) -> Drafting:
 
 
 # name -> maker(target, **options)
-DRAFTERS: dict[str, Callable[..., Drafting]] = {
+DRAFTERS: dict[str, Maker] = {
     "adaptive": _adaptive,
     "autoregressive": _autoregressive,
     "early_exit": _untrained("early_exit", EarlyExit),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import pytest
 
 from specjax.drafting import Adaptive, EarlyExit, LayerSkip, PromptLookup, Retrieval, Suffix, text_store
+from specjax.drafting.make import make_drafter
 from specjax.drafting.registry import DRAFTERS
 from specjax.testing import tiny_target
 
@@ -24,6 +26,27 @@ def test_options_reach_the_drafter(target, tmp_path):
     assert all(DRAFTERS[name](target).param_bytes == 0 for name in ("lookahead", "jacobi", "recycling"))
     made = DRAFTERS["adaptive"](target, {"name": "suffix", "num_nodes": 4}, [0, 4], probe_every=3)
     assert made.drafter == Adaptive(Suffix(num_nodes=4), (0, 4), probe_every=3)
+
+
+@pytest.mark.parametrize("name", sorted(DRAFTERS))
+def test_an_unknown_option_names_the_known_ones(target, name):
+    required = [p.name for p in inspect.signature(DRAFTERS[name]).parameters.values() if p.default is p.empty]
+    given = {option: None for option in required[1:] if option != "options"}
+    if name == "layer_skip":
+        given = {"skip": [1]}
+    elif name.startswith("ensemble"):
+        given = {"members": [{"name": "suffix"}, {"name": "prompt_lookup"}]}
+    elif name == "adaptive":
+        given = {"inner": {"name": "suffix"}, "widths": [0, 8]}
+    elif name == "early_exit":
+        given = {"exit_layer": 1}
+    elif name in ("retrieval", "redrafter"):  # they read their source first
+        given = {}
+    with pytest.raises(ValueError, match=f"drafter '{name}' does not take these options .*; it takes ") as raised:
+        make_drafter(name, target, nodse=3, **given)
+    takes = str(raised.value).rpartition("it takes (")[2].rstrip(")").split(", ")
+    assert "num_nodes" in takes or name in ("adaptive", "lookahead", "draft_tree", "hydra", "medusa", "ensemble_union")
+    assert set(given) <= set(takes) and not {"taps", "num_probes", "topology"} & set(takes)
 
 
 def test_a_set_of_layers_that_was_searched_for(target, tmp_path):
