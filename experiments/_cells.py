@@ -13,6 +13,7 @@ import ml_collections
 import numpy as np
 from etils import epath
 
+from experiments._collections import asked, entries
 from experiments._decoding import taus
 from specjax import build
 from specjax.checkpoints.drafters import save_drafter
@@ -21,12 +22,10 @@ from specjax.evaluation import results
 from specjax.evaluation.prompts import Prompt
 from specjax.models import Target
 from specjax.training import Source, Trainer
-from specjax.training.data import Answer, Batch, draft_vocabulary, json_lines, read_answers
+from specjax.training.data import Answer, Batch, draft_vocabulary, read_answers
 from specjax.training.objectives.registry import OBJECTIVES
 
 MEASURED = "measured.json"
-# What a person's answer is called in the published sets, by what the prompt is called.
-FIELDS = {"question": "answer", "instruction": "response"}
 
 Measures = dict[str, list[float | None]]  # by measure, one number a row or prompt; None where a row has no positions
 
@@ -216,11 +215,10 @@ def write_human(path: Path, own: Path, references: Sequence[Path], target: Targe
     """
     known: dict[str, str] = {}
     for reference in references:
-        for entry in _entries(reference):
-            asked = next((name for name in FIELDS if name in entry), None)
-            if asked is not None and FIELDS[asked] in entry:
-                prompt = "\n\n".join(part for part in (entry[asked], entry.get("input", "")) if part)
-                known[prompt.strip()] = entry[FIELDS[asked]]
+        for entry in entries(reference):
+            prompt, answered = asked(entry)
+            if answered is not None:
+                known[prompt] = answered
     lines = []
     for answer in read_answers(own):
         text = known.get(answer.prompt.strip())
@@ -239,9 +237,3 @@ def _hash(path: Path) -> str:
         raise FileNotFoundError(f"there is no file {path}: set config.human, config.base.data.text or SPECJAX_DATA")
     files = sorted(path.glob("part-*.jsonl")) if path.is_dir() else [path]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-
-
-def _entries(path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".json":
-        return json.loads(path.read_text())
-    return [entry for _, entry in json_lines(path)]
