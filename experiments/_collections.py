@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from specjax.training.data import json_lines
 
 # Who asks, and in which field the answer is.
 FIELDS = {"question": "answer", "instruction": "response"}
 
 
-def entries(path: Path) -> list[dict[str, Any]]:
+def entries(path: Path | epath.Path) -> list[dict[str, Any]]:
     """What a file holds."""
     if path.suffix == ".json":
         return json.loads(path.read_text())

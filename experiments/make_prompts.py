@@ -7,11 +7,9 @@ the prompts to measure on, where the config holds some out.
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import ml_collections
 from etils import epath
@@ -26,7 +24,7 @@ from specjax.training.regenerate import Prompt
 
 def main(config: ml_collections.ConfigDict) -> None:
     """Reads the texts, fills the templates, draws from the collections, writes the prompts in one go."""
-    base, rng = Path(os.environ.get("SPECJAX_DATA", ".")), random.Random(config.shuffle_seed)
+    base, rng = _main.data_dir(), random.Random(config.shuffle_seed)
     texts = {name: (base / path).read_text() for name, path in config.texts.items()}
     prompts = template_prompts(texts, config.per_task, config.seed)
     prompts += collected(config, base, rng)
@@ -42,7 +40,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     _write("prompts.jsonl", prompts[config.held_out :])
 
 
-def collected(config: ml_collections.ConfigDict, base: Path, rng: random.Random) -> list[Prompt]:
+def collected(config: ml_collections.ConfigDict, base: epath.Path, rng: random.Random) -> list[Prompt]:
     """So many prompts of each collection as the config asks for, drawn from those without an answer in its texts.
 
     Raises:
