@@ -51,7 +51,7 @@ def main(config: ml_collections.ConfigDict) -> None:
         raise ValueError(f"the drafter has {len(model) / 2**20:.1f} MiB, and max_mib={config.max_mib}: train a smaller")
     described = json.loads((folder / CONFIG).read_text())
     described["target"]["name"] = config.target.source
-    training = published(described["info"]["training"])
+    training = published(described["info"]["training"], config.paths)
     described["info"]["training"] = training
     rows = [{k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()} for row in run.metrics()]
     parameters = sum(math.prod(t.shape) for name, t in read_header(folder / SINGLE).items() if "params." in name)
@@ -79,17 +79,30 @@ def usual(training: Mapping[str, Any]) -> dict[str, Any]:
     return flat(json.loads(json.dumps(loaded.to_dict()))) if "objective" in loaded else {}
 
 
-def published(training: Mapping[str, Any]) -> dict[str, Any]:
+def published(training: Mapping[str, Any], paths: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
     """A run's config without paths of the machine it ran on.
 
-    Absolute ones become those of the config file, or, where that has none, their last part.
+    Args:
+        training: the config.
+        paths: pairs of an absolute path and what stands for it. Others become those of the config file, or, where that
+            has none, their last part.
     """
     known = usual(training)
+
+    def named(path: str) -> str:
+        """A path with the longest beginning that has a name replaced by it."""
+        found = max(
+            (pair for pair in paths if Path(path).is_relative_to(pair[0])), key=lambda x: len(x[0]), default=None
+        )
+        return path if found is None else str(Path(found[1], Path(path).relative_to(found[0])))
 
     def walk(tree: Any, prefix: str = "") -> Any:
         if isinstance(tree, Mapping):
             return {key: walk(value, f"{prefix}{key}.") for key, value in tree.items()}
         if isinstance(tree, str) and any(Path(part).is_absolute() for part in tree.split(",")):
+            parts = [named(part) for part in tree.split(",")]
+            if not any(Path(part).is_absolute() for part in parts):
+                return ",".join(parts)
             return known.get(prefix[:-1]) or ",".join(Path(part).name for part in tree.split(","))
         return tree
 

@@ -80,6 +80,18 @@ def test_an_entry_loads_and_says_how_it_came_to_be(run: Path, tiny: Path, tmp_pa
         pack(monkeypatch, run, to, tiny)
 
 
+def test_paths_that_have_a_name(run: Path, tiny: Path, tmp_path: Path, monkeypatch) -> None:
+    paths = ((str(tmp_path), "$PWD/runs"), (str(tmp_path / "store"), "runs/more"))
+    pack(monkeypatch, run, tmp_path / "tiny-medusa", tiny, paths=paths)
+    config = json.loads((tmp_path / "tiny-medusa/config.json").read_text())["info"]["training"]["data"]
+    assert (config["store"], config["held_out"]["greedy"]) == ("runs/more", "$PWD/runs/held")
+    assert '--config.data.store="runs/more"' in (tmp_path / "tiny-medusa/README.md").read_text()
+    both = pack_zoo.published({"objective": {"name": "none"}, "store": f"{tmp_path}/store/train,{tmp_path}/b"}, paths)
+    assert both["store"] == "runs/more/train,$PWD/runs/b"
+    half = pack_zoo.published({"objective": {"name": "none"}, "store": f"{tmp_path}/store,/elsewhere/b"}, paths)
+    assert half["store"] == "store,b"
+
+
 def test_what_is_no_entry_yet(run: Path, tiny: Path, tmp_path: Path, monkeypatch) -> None:
     to = tmp_path / "entry"
     monkeypatch.setattr(flags.FLAGS["from"], "value", None)
