@@ -120,30 +120,42 @@ notebooks: $(VENV)/.test
 # As the cards in specjax/zoo say. An interrupted line goes on where it was. Entries to be looked at before they are
 # copied to specjax/zoo: runs/zoo/entries.
 zoo: $(VENV)/.core
-	$(PY) -m experiments.train --config=configs/lm.py:smollm2 --workdir=runs/zoo/lm
-	$(PY) -m experiments.train --config=configs/lm.py:smollm2 --workdir=runs/zoo/distilled --config.init_from=runs/zoo/lm \
-	  --config.train.steps=560 --config.train.eval_every=140 --config.train.seed=1 --config.optimizer.steps=560 \
-	  --config.optimizer.warmup=10 --config.optimizer.schedule=linear
 	$(PY) -m experiments.hidden_states --config=configs/hidden_states.py:smollm2 --workdir=runs/hidden/smollm2 \
-	  --config.store.taps="(2, 15, 27)" --config.parts.train.max_shards=12
-	$(PY) -m experiments.train --config=configs/eagle3.py:smollm2 --workdir=runs/zoo/eagle3 $(ZOO_STEPS) \
-	  --config.optimizer.learning_rate=1.5e-3
-	$(call zoo-entry,medusa)
-	$(call zoo-entry,hydra)
-	$(call zoo-entry,eagle,--config.optimizer.learning_rate=1.5e-3)
-	$(call zoo-entry,kangaroo)
+	  --config.store.taps="(2, 15, 27)"
+	$(PY) -m experiments.make_prompts --config=configs/make_prompts.py:zoo --workdir=runs/zoo/prompts
+	$(PY) -m experiments.regenerate --config=configs/regenerate.py:smollm2 --workdir=runs/zoo/regenerate \
+	  --config.prompts=$(CURDIR)/runs/zoo/prompts/prompts.jsonl --config.max_prompts=2048
+	$(PY) -m experiments.hidden_states --config=configs/hidden_states.py:smollm2 --workdir=runs/hidden/smollm2_more \
+	  --config.store.taps="(2, 15, 27)" --config.parts.train.text=$(CURDIR)/runs/zoo/regenerate/answers
+	gzip -dc "$${SPECJAX_DATA:-../shared/data}/target_text/smollm2-135m-instruct.train.jsonl.gz" > runs/zoo/text.jsonl
+	cat runs/zoo/regenerate/answers/part-*.jsonl >> runs/zoo/text.jsonl
+	$(call zoo-entry,eagle,$(call zoo-long,2400,400))
+	$(call zoo-entry,eagle3,$(call zoo-long,2600,325))
+	$(call zoo-entry,distill,$(call zoo-long,2400,400),distilled)
+	$(call zoo-entry,medusa,$(ZOO_SHORT))
+	$(call zoo-entry,hydra,$(ZOO_SHORT))
+	$(call zoo-entry,kangaroo,$(ZOO_SHORT))
 	$(PY) -m experiments.train --config=configs/ensemble_drafts.py:reasoning --workdir=runs/zoo/ensemble_reasoning
 	$(PY) -m experiments.train --config=configs/ensemble_drafts.py:code --workdir=runs/zoo/ensemble_code
 	$(PY) -m experiments.train --config=configs/ensemble_drafts.py:mixed --workdir=runs/zoo/ensemble_mixed
 
 define zoo-entry
-	$(PY) -m experiments.train --config=configs/$(1).py:smollm2 --workdir=runs/zoo/$(1) $(ZOO_STEPS) $(2)
-	[ -e runs/zoo/entries/smollm2-135m-$(1)/config.json ] || $(PY) -m experiments.pack_zoo --from=runs/zoo/$(1) \
-	  --to=runs/zoo/entries/smollm2-135m-$(1)
+	$(PY) -m experiments.train --config=configs/$(1).py:smollm2 --workdir=runs/zoo/$(1) $(2)
+	[ -e runs/zoo/entries/smollm2-135m-$(or $(3),$(1))/config.json ] || $(PY) -m experiments.pack_zoo \
+	  --from=runs/zoo/$(1) --to=runs/zoo/entries/smollm2-135m-$(or $(3),$(1)) \
+	  --config.paths='(("$(CURDIR)/runs", "$$PWD/runs"),)'
 endef
 
-# About as many tokens as an hour on two cores allows.
-ZOO_STEPS := --config.train.batch=2 --config.train.steps=820 --config.train.eval_every=205 \
+# Updates, and updates from one evaluation to the next, over all of the text.
+define zoo-long
+--config.data.text=$(CURDIR)/runs/zoo/text.jsonl \
+  --config.data.store=runs/hidden/smollm2/train,runs/hidden/smollm2_more/train --config.train.batch=2 \
+  --config.train.steps=$(1) --config.train.eval_every=$(2) --config.optimizer.steps=$(1) --config.optimizer.warmup=60 \
+  --config.optimizer.learning_rate=1.5e-3
+endef
+
+# About as many tokens as an hour on two slow cores allows, of the first 12 shards.
+ZOO_SHORT := --config.data.max_shards=12 --config.train.batch=2 --config.train.steps=820 --config.train.eval_every=205 \
   --config.optimizer.steps=820 --config.optimizer.warmup=40
 
 clean:

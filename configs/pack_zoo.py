@@ -21,5 +21,5 @@ def get_config(arg: str = "smollm2") -> config_dict.ConfigDict:
     )
     # What stands for absolute paths of the run: (("/data/hidden", "runs/hidden/smollm2"), ...).
     config.paths = ()
-    config.max_mib = 10.0  # a larger one is refused
+    config.max_mib = 10.5  # a larger one is refused
     return config

@@ -13,6 +13,7 @@ from ml_collections import config_dict
 
 # Zoo entries, or paths of trained drafters, that the rows of these names measure; empty leaves a row out.
 DRAFT = "smollm2-135m-distilled"
+EAGLE = "smollm2-135m-eagle"
 EAGLE3 = "smollm2-135m-eagle3"
 HYDRA = "smollm2-135m-hydra"
 MEDUSA = "smollm2-135m-medusa"
@@ -61,6 +62,12 @@ def get_config(arg: str | None = None) -> config_dict.ConfigDict:
             "num_nodes": (1, 2, 3, 4, 6) if sweep else (3,),
             "rule": "",  # the exact rule that fits best
         },
+        "eagle": {
+            "name": "eagle",
+            "source": EAGLE,
+            "num_nodes": (1, 2, 3, 4) if sweep else (2,),
+            "rule": "",
+        },
         "eagle3": {
             "name": "eagle3",
             "source": EAGLE3,
@@ -97,6 +104,8 @@ def others() -> dict[str, dict]:
     members = (draft | {"num_nodes": 2}, lookup)
     rows = {
         "draft_tree": {"name": "draft_tree", "source": DRAFT, "branching": (2, 1, 1)},
+        "eagle2": {"name": "eagle2", "source": EAGLE, "num_nodes": 7, "levels": 4, "top_k": 3},
+        "eagle3_tree": {"name": "eagle3", "source": EAGLE3, "num_nodes": 7, "levels": 4, "top_k": 3},
         "medusa": {"name": "medusa", "source": MEDUSA, "tree": "chain", "nodes": 2},
         "medusa_tree": {"name": "medusa", "source": MEDUSA, "tree": "calibrated", "nodes": 7},
         "hydra_tree": {"name": "hydra", "source": HYDRA, "tree": "calibrated", "nodes": 7},

@@ -175,7 +175,8 @@ def card(
         "## Held-out acceptance",
         "",
         "Teacher forced, on answers to prompts that were not trained on. `alpha` is the mean of sum min(p, q) at "
-        "temperature 1; `accepted` the tokens that a greedy chain keeps. `metrics.json` has the whole curve.",
+        "temperature 1; `accepted` how many tokens of a chain, as far as training unrolls one, are right in a row, a "
+        "mean over positions (not tau - 1: decoding passes over accepted ones). `metrics.json` has the whole curve.",
         "",
         *table,
         "",

@@ -126,8 +126,8 @@ def ensemble_break_even(
     c: float,
     t_ratio: float,
     *,
-    alpha: float,
-    gamma: int,
+    alpha: float = 0.7,
+    gamma: int = 4,
     ensemble_t_ratio: float | None = None,
 ) -> float:
     """How far above one drafter's an ensemble's acceptance must be to be as fast as that one drafter alone.

@@ -46,7 +46,7 @@ from specjax.drafting.suffix_tree import SuffixTree
 from specjax.drafting.text_store import index_texts, load_store
 from specjax.drafting.token_map import map_tokens
 from specjax.models import ModelConfig, Target, merge
-from specjax.models.config import check_exit_layer
+from specjax.models.config import check_exit_layer, check_taps
 from specjax.models.tokenizer import Tokenizer
 from specjax.parallel import Placement
 
@@ -332,6 +332,7 @@ def _adaptive(target: Target, inner: Mapping[str, Any], widths: Sequence[int], *
 def _trained(target: Target, source: str, method: str) -> Any:
     """A `SavedDrafter` of one method: one of ours, or a head in a published layout."""
     saved = drafters.load_drafter(source, target) if drafters.is_drafter(source) else read_head(source, target)
+    check_taps(getattr(saved.config, "taps", ()), target.config.num_layers)
     if saved.method != method:
         drafter = "eagle' or 'eagle2" if saved.method == "eagle" else saved.method
         raise ValueError(f"{source!r} is a head of method {saved.method!r}, not {method!r}: use drafter '{drafter}'")

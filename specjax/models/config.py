@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,6 +121,20 @@ class ModelConfig:
             num_layers=len(layers),
             windows=tuple(self.windows[i] for i in layers),
             ropes=tuple(self.ropes[i] for i in layers),
+        )
+
+
+def check_taps(taps: Iterable[Any], layers: int) -> None:
+    """Checks that a target has the layers whose inputs are to be read.
+
+    Raises:
+        ValueError: it does not.
+    """
+    outside = [tap for tap in taps if isinstance(tap, int) and not 0 <= tap < layers]
+    if outside:
+        raise ValueError(
+            f"tap {outside[0]} lies outside the model: the target has {layers} layers; expected 0 to {layers - 1}, the "
+            "layer whose input is read"
         )
 
 

@@ -23,6 +23,7 @@ from etils import epath
 
 from specjax.checkpoints.rundir import write_whole
 from specjax.models import Tap, merge
+from specjax.models.config import check_taps
 from specjax.models.target import Target
 from specjax.training.data import Batch, Document, check_rows, lay_out, order, pack
 
@@ -77,8 +78,10 @@ def write_store(
         report: called after each shard with shards done, shards in all, tokens of the shard.
 
     Raises:
-        ValueError: the directory holds a store of another target, text or config; says what differs.
+        ValueError: a tap outside the target, or the directory holds a store of another target, text or config; says
+            what differs.
     """
+    check_taps(config.taps, target.config.num_layers)
     directory = Path(directory)
     rows, cut = pack([documents[i] for i in order(len(documents), config.seed, 0)], config.row_length)
     shards = -(-len(rows) // config.shard_rows)

@@ -32,16 +32,18 @@ def drawn(rng, *shape):
     return (rng.normal(size=shape) * 0.3).astype(BFLOAT16).astype(np.float32)
 
 
-def medusa_file(target, layout, *, bias=True, rows=None, prefix=""):
+def medusa_file(target, layout, *, bias=True, rows=None, prefix="", alike=False):
     rng, d = np.random.default_rng(0), target.config.hidden_size
     rows = rows or target.config.vocab_size
     tensors = {}
     for i in range(HEADS):
         for j in range(LAYERS):
             name = f"{i}.{j}.linear" if layout == "medusa" else f"blocks.{i}.layers.{j}"
-            tensors[f"{name}.weight"] = drawn(rng, d, d)
+            first = f"{i}.0.linear" if layout == "medusa" else f"blocks.{i}.layers.0"
+            shared = j > 0 and (alike or layout == "medusa")  # as the authors' code has it: one block, run again
+            tensors[f"{name}.weight"] = tensors[f"{first}.weight"] if shared else drawn(rng, d, d)
             if bias:
-                tensors[f"{name}.bias"] = drawn(rng, d)
+                tensors[f"{name}.bias"] = tensors[f"{first}.bias"] if shared else drawn(rng, d)
         tensors[f"{i}.{LAYERS}.weight" if layout == "medusa" else f"lm_heads.{i}.weight"] = drawn(rng, rows, d)
     return {prefix + name: value for name, value in tensors.items()}
 
@@ -252,6 +254,9 @@ def sharing(target, method, **changes):
     rng = np.random.default_rng(3)
     params = jax.tree.map(lambda x: jnp.asarray(drawn(rng, *x.shape)), heads_graph(config)[1])
     params["lm_head"] = {"kernel": target_head(target.config, target.params, vocab)}
+    if method == "medusa":  # alike, as FasterDecoding's code would run them
+        for head in params["heads"].values():
+            head["blocks"][1] = head["blocks"][0]
     shares = ("head",) if method == "medusa" else ("embed", "head")
     return SavedDrafter(method, config, params, {"vocab": vocab}, shares, {"note": "made for a test"})
 
@@ -370,6 +375,18 @@ def test_pickles_are_read_without_their_code(target, tmp_path):
         read_medusa(tmp_path / "cut.pt", target)
 
 
+def test_their_program_finds_a_bias_and_the_model(target, tmp_path):
+    """Their blocks have biases, random where the file gives none, and they load the base model by its name."""
+    tensors = {name: x for name, x in medusa_file(target, "vllm", alike=True).items() if not name.endswith("bias")}
+    bare = read_medusa(write(tmp_path / "bare", tensors), target)
+    assert not bare.config.bias
+    write_medusa(tmp_path / "theirs", bare, dataclasses.replace(target, name="smollm2"), "medusa", "float32")
+    written = read_tensors(tmp_path / "theirs/medusa_lm_head.safetensors")
+    assert written["0.0.linear.bias"].shape == (target.config.hidden_size,) and not written["0.0.linear.bias"].any()
+    config = json.loads((tmp_path / "theirs/config.json").read_text())
+    assert config["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
 def test_what_cannot_be_written_is_refused(target, tmp_path):
     ours = sharing(target, "medusa")
     with pytest.raises(ValueError, match="layout='v9'; expected 'medusa' or 'vllm'"):
@@ -383,9 +400,21 @@ def test_what_cannot_be_written_is_refused(target, tmp_path):
     for head in deep.params["heads"].values():
         head["blocks"][1] = jax.tree.map(jnp.zeros_like, head["blocks"][0])
     deep = dataclasses.replace(deep, config=dataclasses.replace(deep.config, num_layers=3))
-    with pytest.raises(ValueError, match="num_layers=3: the authors' code runs its second block for every later one"):
+    with pytest.raises(
+        ValueError, match="num_layers=3: the authors' code runs one block .* of head 0 differ; .* at most 2"
+    ):
         write_hydra(tmp_path, deep, target)
-    own = read_medusa(write(tmp_path, medusa_file(target, "vllm", rows=5) | {"token_map": np.asarray(MAP)}), target)
+    deep = sharing(target, "medusa")
+    for head in deep.params["heads"].values():
+        head["blocks"][1] = jax.tree.map(jnp.zeros_like, head["blocks"][0])
+    with pytest.raises(
+        ValueError, match="num_layers=2: the authors' code runs one block .* of head 0 differ; .* at most 1"
+    ):
+        write_medusa(tmp_path, deep, target, "medusa")
+    assert write_medusa(tmp_path / "apart", deep, target, "vllm")
+    own = read_medusa(
+        write(tmp_path, medusa_file(target, "vllm", rows=5, alike=True) | {"token_map": np.asarray(MAP)}), target
+    )
     with pytest.raises(ValueError, match="the layout 'medusa' has no reduced vocabulary"):
         write_medusa(tmp_path, own, target, "medusa")
     with pytest.raises(FileNotFoundError, match="has none of medusa_lm_head.safetensors"):

@@ -103,7 +103,7 @@ def test_a_card_names_the_target_as_others_know_it():
     assert "# eagle3 head for HuggingFaceTB/SmolLM2-135M-Instruct" in text and "loaded as `smollm2`" in text
     assert 'vllm serve HuggingFaceTB/SmolLM2-135M-Instruct --speculative-config \'{"method": "eagle3"' in text
     assert "--target-model-dir" in text and "takes layers" not in text
-    assert "| greedy/accepted: tau of a greedy chain | 1.95 |" in text
+    assert "| greedy/accepted | 0.9500 |" in text and "none of them is tau" in text
     other = card(sample("eagle3", taps=(1, 3, 6)), smollm2, "runs/x", "heads/x", "eagle3")
     assert "others take layers 2, n // 2, n - 3" in other
     # What vLLM's loader raises for is not offered.

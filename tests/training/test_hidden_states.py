@@ -11,6 +11,7 @@ from specjax.models import ModelConfig
 from specjax.models.target import config_hash
 from specjax.testing import tiny_target
 from specjax.training.hidden_states import HiddenStates, StoreConfig, write_store
+from specjax.training.objectives.registry import OBJECTIVES
 from tests.training import common
 
 CONFIG = StoreConfig(row_length=96, shard_rows=4, pass_rows=2, taps=(1,))
@@ -187,3 +188,12 @@ def test_no_store_and_an_empty_one(target, tmp_path):
 def test_shards_hold_whole_passes():
     with pytest.raises(ValueError, match="shard_rows=5 is not a multiple of pass_rows=2"):
         StoreConfig(shard_rows=5, pass_rows=2)
+
+
+def test_a_tap_that_the_target_lacks(tmp_path):
+    target = tiny_target(layers=3)
+    says = "tap 15 lies outside the model: the target has 3 layers; expected 0 to 2"
+    with pytest.raises(ValueError, match=says):
+        write_store(tmp_path / "store", target, [], StoreConfig(taps=(2, 15)))
+    with pytest.raises(ValueError, match=says):
+        OBJECTIVES["eagle3"](target, intermediate_size=8, draft_vocab=16, taps=(0, 1, 15))

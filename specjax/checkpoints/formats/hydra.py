@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
@@ -28,12 +27,14 @@ from specjax.checkpoints.formats.tensors import (
     linear,
     read_tensors,
     refuse_broken,
+    refuse_different_blocks,
     require_method,
     some,
     stored_dtype,
     torch_linear,
     write_tensors,
 )
+from specjax.checkpoints.sources import published_name
 from specjax.models.medusa import HydraConfig
 from specjax.models.target import Target
 
@@ -160,7 +161,7 @@ def write_hydra(directory: epath.PathLike, drafter: SavedDrafter, target: Target
         )
     if config.prefix is not None and (reasons := layer_reasons(config.prefix)):
         raise ValueError(f"the layout's prefix is a plain Llama layer, this one has {'; '.join(reasons)}")
-    _refuse_different_blocks(config, drafter.params)
+    refuse_different_blocks(drafter.params, config.num_layers, allowed=2)
     tensors: dict[str, np.ndarray] = {}
 
     def put(name: str, part: Mapping[str, Any]) -> None:
@@ -195,7 +196,7 @@ def write_hydra(directory: epath.PathLike, drafter: SavedDrafter, target: Target
         "hydra_num_layers": config.num_layers,
         "hydra_head_arch": "mlp" if config.prefix is None else "prefix-mlp",
         "grounded_heads": True,
-        "base_model_name_or_path": target.name,
+        "base_model_name_or_path": published_name(target.name),
     }
     (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")
     return ["hydra_lm_head.safetensors", "config.json"]
@@ -231,19 +232,6 @@ def _prefix_slots(config: HydraConfig) -> dict[str, names.Slot]:
             slots[PREFIX + name.removeprefix("model.")] = dataclasses.replace(slot, path=("layer", *slot.path[2:]))
     slots[f"{PREFIX}norm.weight"] = names.Slot(("norm", "weight"), (config.hidden_size,), False)
     return slots
-
-
-def _refuse_different_blocks(config: HydraConfig, params: Any) -> None:
-    """Their later blocks are one block that is run several times."""
-    for i, head in params["heads"].items():
-        first, *others = head.get("blocks", {}).values() or [None]
-        for other in others:
-            same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), first, other)
-            if not all(jax.tree.leaves(same)):
-                raise ValueError(
-                    f"num_layers={config.num_layers}: the authors' code runs its second block for every later one, "
-                    f"those of head {i} differ; expected num_layers of 1 or 2"
-                )
 
 
 def _sorted_out(

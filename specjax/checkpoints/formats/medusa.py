@@ -27,12 +27,14 @@ from specjax.checkpoints.formats.tensors import (
     linear,
     open_tensors,
     refuse_broken,
+    refuse_different_blocks,
     require_method,
     some,
     stored_dtype,
     torch_linear,
     write_tensors,
 )
+from specjax.checkpoints.sources import published_name
 from specjax.models.medusa import MedusaConfig
 from specjax.models.target import Target
 
@@ -134,17 +136,24 @@ def write_medusa(
         The files written.
 
     Raises:
-        ValueError: not Medusa heads, an unknown layout, or one that cannot hold these heads.
+        ValueError: not Medusa heads, an unknown layout, or one that cannot hold these heads: a vocabulary, or different
+            blocks in one head, which their code would run as one.
     """
     config = require_method(drafter, "medusa", MedusaConfig)
     if layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r}; expected {' or '.join(repr(name) for name in LAYOUTS)}")
+    if layout == "medusa":
+        refuse_different_blocks(drafter.params, config.num_layers, allowed=1)
     vocab = drafter.tables.get("vocab")
     tensors: dict[str, np.ndarray] = {}
     for i in range(config.num_heads):
         for j, block in drafter.params["heads"][i]["blocks"].items():
             name = f"{i}.{j}.linear" if layout == "medusa" else f"blocks.{i}.layers.{j}"
             tensors |= {f"{name}.{leaf}": value for leaf, value in torch_linear(block["linear"], dtype).items()}
+            if (
+                layout == "medusa" and not config.bias
+            ):  # Their blocks have one, and keep a random one that is not given.
+                tensors[f"{name}.bias"] = np.zeros(config.hidden_size, tensors[f"{name}.weight"].dtype)
         if layout == "vllm" and not config.own_head and i:
             continue
         name = f"{i}.{config.num_layers}.weight" if layout == "medusa" else f"lm_heads.{i}.weight"
@@ -278,7 +287,7 @@ def _described(config: MedusaConfig, target: Target, layout: str) -> dict[str, A
         return {
             "medusa_num_heads": config.num_heads,
             "medusa_num_layers": config.num_layers,
-            "base_model_name_or_path": target.name,
+            "base_model_name_or_path": published_name(target.name),
         }
     return {
         "architectures": ["MedusaModel"],

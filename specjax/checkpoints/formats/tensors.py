@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -23,6 +24,28 @@ LISTED = 10  # names that an error spells out
 FLOATS = ("bfloat16", "float16", "float32")
 
 Read = Callable[[], np.ndarray]
+
+
+def refuse_different_blocks(params: Any, num_layers: int, allowed: int) -> None:
+    """For layouts whose authors' code makes one block and runs it for all: blocks of each head that differ.
+
+    Args:
+        params: of the heads, with `heads/<i>/blocks/<j>`.
+        num_layers: as the config has it.
+        allowed: up to how many layers no block is run twice.
+
+    Raises:
+        ValueError: such blocks.
+    """
+    for i, head in params["heads"].items():
+        first, *others = head.get("blocks", {}).values() or [None]
+        for other in others:
+            same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), first, other)
+            if not all(jax.tree.leaves(same)):
+                raise ValueError(
+                    f"num_layers={num_layers}: the authors' code runs one block in the place of several, those of head "
+                    f"{i} differ; expected num_layers of at most {allowed}"
+                )
 
 
 def read_tensors(path: epath.PathLike) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specjax.models import ModelConfig, Target
+from specjax.models.config import check_taps
 from specjax.models.eagle import Eagle3Config, EagleConfig, default_taps, draft_layer, plain_layer
 from specjax.models.kangaroo import kangaroo_config
 from specjax.models.medusa import HydraConfig, MedusaConfig
@@ -105,6 +106,7 @@ def _eagle3(
     switches = [field.name for field in dataclasses.fields(Eagle3Config) if field.type == "bool"]
     if unknown := [name for name in norms if name not in switches]:
         raise ValueError(f"norms={norms!r}: {unknown[0]!r} is unknown; expected some of {', '.join(switches)}")
+    check_taps(taps, target.config.num_layers)
     config = Eagle3Config(
         layer=_draft_layer(target, layer, intermediate_size, draft_vocab),
         taps=tuple(taps) or default_taps(target.config.num_layers),
