@@ -174,7 +174,10 @@ def write_table(runs: Path, out: Path) -> None:
     for program in programs():
         place = runs / program.name / FOUND
         if place.exists():
-            lines.append(table_row(program.topology, json.loads(place.read_text())))
+            found = json.loads(place.read_text())
+            if "moved_ratio" not in found["rows"][-1]:
+                raise ValueError(f"{place} is of an older version, which counted other bytes: remove its directory")
+            lines.append(table_row(program.topology, found))
         else:
             missing.append(program.name)
     if missing:

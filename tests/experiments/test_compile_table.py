@@ -75,6 +75,16 @@ def test_the_table_of_what_is_there(
     assert "failed: train-8b-v5e-16x16, train-8b-v6e-16x16" in capsys.readouterr().err
 
 
+def test_a_run_that_counted_other_bytes(tmp_path: Path) -> None:
+    compiled(tmp_path, NAMES[0])
+    place = tmp_path / NAMES[0] / compile_table.FOUND
+    found = json.loads(place.read_text())
+    del found["rows"][-1]["moved_ratio"]
+    place.write_text(json.dumps(found))
+    with pytest.raises(ValueError, match="is of an older version, which counted other bytes: remove its directory"):
+        compile_table.write_table(tmp_path, tmp_path / "table.md")
+
+
 def test_what_is_asked_for_wrongly(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no program 'chian'; there are chain-8b-v5e-16x16, "):
         compile_table.main(["chian"])
