@@ -19,6 +19,7 @@ def tiny_config(tiny: Path, argument: str = "quick", **more):
         "target.source": f"{tiny}/target",
         "rows.draft.source": f"{tiny}/draft",
         "rows.draft.num_nodes": (2,),
+        "rows.eagle.source": "",
         "rows.eagle3.source": "",
         "rows.hydra.source": "",
         "prompts": "shipped:writing,multi_turn",

@@ -104,6 +104,7 @@ def test_layerskip_trains_from_scratch_and_further(
         "data.held_out_text": "answers.jsonl",
         "data.row_length": 64,
         "objective.every": 2,
+        "train.eval_every": 4,
         "train.steps": 8,
         "optimizer.warmup": 1,
         "optimizer.learning_rate": 1e-2,

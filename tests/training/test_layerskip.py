@@ -154,6 +154,7 @@ def test_held_out_rows_are_measured_behind_every_layer() -> None:
         assert float(loss[1]) == float(match[1]) == count
     assert float(found.sum) == pytest.approx(float(losses[-1]), rel=1e-5)
     assert found.metrics["match"] == found.metrics[f"match_exit_{LAYERS}"]
+    assert float(found.metrics["match_exits"][0]) == pytest.approx(float(np.mean(hits)))
 
 
 def test_rows_skip_the_layers_that_are_dropped_for_them() -> None:

@@ -120,7 +120,7 @@ class LayerSkipPretraining:
 
         Without a key nothing is dropped, and the loss is the last layer's alone, exp of which is the perplexity.
         Metrics by exit are taken then: `loss_exit_<l>` and `match_exit_<l>`, how often the first choice behind l layers
-        is the token. Always: `match`, that of the last layer.
+        is the token, and `match_exits`, the mean over all exits. Always: `match`, that of the last layer.
         """
         del target
         own, static = draft_params["target"], graph(self.target)[0]
@@ -144,6 +144,7 @@ class LayerSkipPretraining:
             losses, hits = jax.lax.map(lambda hidden: exit_counts(hidden, shared), outputs)
             metrics = {f"loss_exit_{i + 1}": (losses[i], count) for i in range(layers)}
             metrics |= {f"match_exit_{i + 1}": (hits[i], count) for i in range(layers)}
+            metrics["match_exits"] = (jnp.mean(hits.astype(jnp.float32)), count)
             return Loss(losses[-1], count, {**metrics, "match": (hits[-1], count)})
 
         def exit_loss(_: jax.Array, hidden: jax.Array, shared: Any, weight: jax.Array) -> tuple[jax.Array, Any]:
