@@ -57,8 +57,8 @@ class Adaptive:
     Before drafting each row chooses the width w, of depth d, with the most expected tokens for the time,
     (1 + a + ... + a^d) / (passes(w) draft_cost + part (1 + w pass_cost)), a being its own acceptance rate of late,
     passes(w) the inner drafter's at that width, and part that of the target that verification runs (less than 1 where
-    drafting has run the first layers). The batch drafts at the widest. A row that chose none is drafted for
-    again, at the smallest width, after `probe_every` steps, and each time that nothing comes of it after twice as many.
+    drafting has run the first layers). The batch drafts at the widest, and each row keeps the first nodes, as many as
+    it chose. A row that chose none is drafted for again, at the smallest width, after `probe_every` steps, and each time that nothing comes of it after twice as many.
     After drafting, the target's pass takes the smallest width that holds every valid node: a drafter that stops by its
     own confidence, or by the length of a match, shortens the pass too.
 
@@ -66,8 +66,9 @@ class Adaptive:
     fills the widest draft ends it early, if the drafter says with an attribute `length_follows_match = True` that its
     drafts are as long as their matches.
 
-    A row's nodes depend on that row alone, and on what it committed before: rows do not affect each other, and
-    verification stays exact. Nothing drawn is dropped.
+    A row's nodes depend on that row alone, and on what it committed before, as long as a narrower draft is the beginning
+    of a wider one, in tokens and parents: so it must be. A drafter that `any_context` holds of need not heed that: it is
+    asked for its widest draft or for none. Verification stays exact in any case, and nothing drawn is dropped.
 
     In a step where no row is drafted for, the inner drafter's `propose` is left out and its `commit` is not. One that
     follows the text has a method `rest(params, tables, target, state, context) -> state`, called in place of
@@ -253,8 +254,10 @@ class Adaptive:
         if free:
             draft, (inner, cache) = padded(self.num_nodes)((inner, cache))
         else:
-            branches = [padded(width) for width in self.widths]
-            draft, (inner, cache) = switch_in_place(widest, branches, (inner, cache))
+            widths = (0, self.num_nodes) if any_context(self.inner) else self.widths
+            branches = [padded(width) for width in widths]
+            index = jnp.minimum(widest, len(widths) - 1)
+            draft, (inner, cache) = switch_in_place(index, branches, (inner, cache))
         if free and getattr(self.inner, "length_follows_match", False):
             long_b = draft.valid.all(1) & (state.idle >= state.rest // MATCH_REST)
             index_b = jnp.where(open_b & long_b, jnp.maximum(index_b, 1), index_b)

@@ -136,8 +136,11 @@ class EagleTree(FeatureDrafter):
         )
 
     def _draft(self, pool: _Pool, vocab: jax.Array | None) -> Draft:
-        """The N worthiest candidates: closed under parents, which are worth no less and come first."""
-        kept = jnp.sort(jax.lax.top_k(pool.scores, self.num_nodes)[1], axis=1)
+        """The N worthiest candidates, the worthiest first: a smaller tree is the beginning of a larger one.
+
+        They are closed under parents, which are worth no less and lie before their children in the pool.
+        """
+        kept = jax.lax.top_k(pool.scores, self.num_nodes)[1]
         nodes = pool.take(kept)
         at = jnp.argmax(kept[:, None, :] == nodes.parents[:, :, None], axis=-1).astype(jnp.int32)
         batch = kept.shape[0]

@@ -130,8 +130,8 @@ class RecurrentDrafter(LastHidden):
             alive = alive.at[rows, places].set(True)
             if level:
                 places = jnp.take_along_axis(parents_bc, places, axis=1)
-        # Parents are worth no less, and come first among equals.
-        kept = jnp.sort(jax.lax.top_k(jnp.where(alive, scores_bc, -jnp.inf), self.num_nodes)[1], axis=1)
+        # The likeliest first: parents are worth no less, and come first among equals.
+        kept = jax.lax.top_k(jnp.where(alive, scores_bc, -jnp.inf), self.num_nodes)[1]
         return Draft(
             tokens=jnp.take_along_axis(tokens_bc, kept, axis=1).astype(jnp.int32),
             parents=subtree(parents_bc, kept),

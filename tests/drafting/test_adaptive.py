@@ -171,6 +171,27 @@ def test_the_pass_fits_the_match():
     assert choice([[1, 2, 3, 4], [1, 2, 3, 1]]) == (2, [[False] * 4, [True] * 3 + [False]])
 
 
+def test_a_row_drafts_what_it_would_alone():
+    """Where a shorter draft would be another one: a lookup of one token copies from a match that four do not follow."""
+    text, other = [1, 5, 6, 7, 8, 1, 9, 1], [1, 2, 3, 4, 1, 2, 3, 1]
+    adaptive = Adaptive(PromptLookup(num_nodes=4), (0, 1, 4), draft_cost=0.01, pass_cost=0.2)
+    sub = common.subject(adaptive)
+    target = merge(sub.graph, sub.target)
+
+    def drafts(rows: list[list[int]], rates: list[float]) -> tuple[list[int], list[bool]]:
+        tokens = jnp.asarray([row + [0] * (16 - len(row)) for row in rows])
+        lengths = jnp.asarray([len(row) for row in rows])
+        state = adaptive.init_state({}, {}, target, len(rows), 32)
+        state = state.replace(accepted=10 * jnp.asarray(rates), tried=jnp.full((len(rows),), 10.0))
+        keys = Keys(request_keys(0, list(range(len(rows)))), lengths)
+        context = Context(tokens, lengths, make_sampling([0.0] * len(rows)))
+        draft = adaptive.propose({}, {}, target, None, state, context, keys)[0]
+        assert draft.valid.sum(1).tolist() == [1, 4][: len(rows)]
+        return draft.tokens[0][draft.valid[0]].tolist(), draft.valid[0].tolist()
+
+    assert drafts([text], [0.4]) == drafts([text, other], [0.4, 1.0])
+
+
 def expected_choice(rate: float, widths: tuple[int, ...], cost: Callable[[int], float]) -> int:
     return int(np.argmax([sum(rate**i for i in range(w + 1)) / (cost(w) if w else 1) for w in widths]))
 

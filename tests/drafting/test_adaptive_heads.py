@@ -142,16 +142,31 @@ def test_between_drafts_and_rests_in_turn_too():
 
 
 def test_a_narrow_draft_is_the_beginning_of_a_wide_one():
-    for name in ("medusa", "hydra", "eagle", "hydra++"):
-        sub = subject(name)
-        loop, weights = sub.loop(Recursive)
-        state = prefill(loop, weights, [Request((1, 3, 4, 1), 8)], context=64, seed=0)
-        target = merge(sub.graph, sub.target)
-        wide, narrow = (
-            drafter.propose(sub.params, sub.tables, target, state.cache, state.drafter.inner, state.context, None)[0]
-            for drafter in (sub.drafter.inner, sub.drafter._at(2))
-        )
-        np.testing.assert_array_equal(narrow.tokens, wide.tokens[:, :2])
+    """Else a row's draft would depend on the widest of its batch."""
+    for name in ("medusa_tree", "hydra", "eagle", "hydra++", "eagle_static"):
+        check_narrow_begins_wide(subject(name))
+    eagle, recurrent = inner("eagle2"), inner("redrafter")
+    trees = (
+        dataclasses.replace(eagle, num_nodes=8, levels=3, top_k=3),
+        dataclasses.replace(recurrent, num_nodes=8, levels=3, beams=4),
+    )
+    for drafter in trees:
+        for width in (3, 5):
+            check_narrow_begins_wide(common.subject(Adaptive(drafter, (0, width, 8))))
+
+
+def check_narrow_begins_wide(sub) -> None:
+    loop, weights = sub.loop(Recursive)
+    requests = [Request(tokens, 8) for tokens in ((1, 3, 4, 1), (2, 2, 5), (6, 1, 2, 3, 4))]
+    state = prefill(loop, weights, requests, context=64, seed=0)
+    target, width = merge(sub.graph, sub.target), sub.drafter.widths[1]
+    wide, narrow = (
+        drafter.propose(sub.params, sub.tables, target, state.cache, state.drafter.inner, state.context, None)[0]
+        for drafter in (sub.drafter.inner, sub.drafter._at(width))
+    )
+    np.testing.assert_array_equal(narrow.valid, wide.valid[:, :width])
+    np.testing.assert_array_equal(narrow.tokens, wide.tokens[:, :width])
+    np.testing.assert_array_equal(narrow.parents, wide.parents[:, :width])
 
 
 def test_what_was_not_run_stays_pending():
