@@ -34,7 +34,6 @@ from specjax.analysis import Chip, PassCost, ensemble_break_even
 from specjax.analysis.ensembles import (
     STATISTICS,
     claim_verdict,
-    counted_acceptance,
     ensemble_gain,
     roofline_break_even,
 )
@@ -176,8 +175,8 @@ def gains(
                         "prompts": len(prompts),
                         "against": against,
                         "statistic": statistic,
-                        "acceptance": _number(of(counted_acceptance(own))),
-                        "members": {n: _number(of(counted_acceptance(a))) for n, a in zip(members, alone, strict=True)},
+                        "acceptance": _number(of(own)),
+                        "members": {n: _number(of(a)) for n, a in zip(members, alone, strict=True)},
                         "gain": _number(gain.estimate),
                         "gain_ci": interval,
                         "verdict": claim_verdict(gain),

@@ -3,8 +3,9 @@
 Bayesian optimisation (Optuna's TPE) over sets of skipped attention and MLP sublayers, as in Draft & Verify (Zhang et
 al. 2023, section 3.2), or over sets of whole layers (`--config.parts=layers`). A trial's score is the speedup that
 theory predicts from two measurements: how often the draft's likeliest token is the target's on the target's own greedy
-text, and what a draft pass costs. Needs the extra `search`. Writes search.json, which the drafter `layer_skip` takes as
-its `source`.
+text, and what a draft pass costs. That is the agreement of a draft's first token: later ones, which see the keys of the
+draft's own passes, agree a little less, and the prediction is that much too high. Needs the extra `search`. Writes
+search.json, which the drafter `layer_skip` takes as its `source`.
 """
 
 from __future__ import annotations

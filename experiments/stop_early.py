@@ -22,6 +22,7 @@ from experiments._prompts import prompts_from_config
 from specjax import build
 from specjax.analysis import Curve, Stop, stop_threshold
 from specjax.decoding import DecodeState, Keys, Loop, Request, Weights
+from specjax.drafting.self_chain import confidence_of
 from specjax.evaluation import results
 from specjax.evaluation.contenders import LoopContender
 from specjax.evaluation.conversations import buffer_for, fitting
@@ -34,11 +35,9 @@ SCHEMA = "specjax.stop_early/1"
 def main(config: ml_collections.ConfigDict) -> None:
     """Decodes, times, chooses, writes."""
     console, workdir = _main.console(), _main.workdir()
-    if min(config.temperatures) <= 0 or min(config.rounds, config.repeat) < 1:
-        raise ValueError(
-            f"temperatures={tuple(config.temperatures)}, rounds={config.rounds} and repeat={config.repeat}; expected a "
-            "temperature above 0 and at least 1 of the others"
-        )
+    check_sampling(config)
+    if min(config.rounds, config.repeat) < 1:
+        raise ValueError(f"rounds={config.rounds} and repeat={config.repeat}; expected at least 1 of each")
     lineup, settings = build.lineup_from_config(config), build.settings_from_config(config)
     prompts = prompts_from_config(config, console)
     results.check_writable(workdir)
@@ -76,6 +75,21 @@ def main(config: ml_collections.ConfigDict) -> None:
     console.print(f"written to {workdir / 'stop.json'}", highlight=False)
 
 
+def check_sampling(config: ml_collections.ConfigDict) -> None:
+    """Checks that a draft's laws tell how sure it was.
+
+    Raises:
+        ValueError: they are none, at temperature 0, or truncated.
+    """
+    if min(config.temperatures) <= 0:
+        raise ValueError(f"temperatures={tuple(config.temperatures)}; expected above 0: greedy drafts keep no law")
+    if config.top_k or config.top_p < 1 or config.get("min_p", 0.0):
+        raise ValueError(
+            f"top_k={config.top_k}, top_p={config.top_p}, min_p={config.get('min_p', 0.0)}: a draft stops by its law "
+            "before truncation, which a truncated one does not tell; expected 0, 1 and 0"
+        )
+
+
 def check_stops(contender: LoopContender) -> None:
     """Checks that a drafter can stop early, and does not.
 
@@ -111,11 +125,16 @@ def record(contender: LoopContender, request: Request) -> tuple[np.ndarray, np.n
 
 @partial(jax.jit, static_argnames=("loop",))
 def confidences(loop: Loop, weights: Weights, state: DecodeState) -> jax.Array:
-    """`[B, N]` probability of the likeliest token of each law that the next step draws from; T = 1, no warps."""
+    """`[B, N]` probability of the likeliest token at each node of the next draft, at temperature 1: what it stops by.
+
+    Its laws are at the request's temperature, and at the draft's own on top; nothing is truncated (`check_sampling`).
+    """
     with jax.default_matmul_precision(loop.precision):
         target, keys = merge(loop.graph, weights.target), Keys(state.request, state.length)
         own = (weights.drafter, weights.tables, target, state.cache, state.drafter, state.context, keys)
-        return jnp.exp(loop.drafter.propose(*own)[0].laws.max(-1))
+        laws = loop.drafter.propose(*own)[0].laws
+        warmth_b = state.context.sampling.temperature * getattr(loop.drafter, "temperature", 1.0)
+        return confidence_of(laws * warmth_b[:, None, None])
 
 
 def choose(confidence_ng: np.ndarray, accepted_n: np.ndarray, costs: Costs) -> Stop:

@@ -6,7 +6,6 @@ are counted, not taken from the overlap of laws: of siblings a run records the f
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -36,14 +35,30 @@ def counted_acceptance(accepted_pd: ArrayLike) -> Array:
         return np.where(alive[:-1] > 0, alive[1:] / alive[:-1], np.nan)
 
 
-def _mean(rates_d: Array) -> float:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # no position at all: NaN says so
-        return float(np.nanmean(rates_d))
+def first_acceptance(accepted_pd: ArrayLike) -> float:
+    """Acceptance of a draft's first token."""
+    return float(counted_acceptance(accepted_pd)[0])
 
 
-# At position 1, or the mean over the positions that passes came to.
-STATISTICS: dict[str, Callable[[Array], float]] = {"first": lambda rates_d: float(rates_d[0]), "mean": _mean}
+def mean_acceptance(accepted_pd: ArrayLike) -> float:
+    """Acceptance over all positions that passes came to: accepted tokens over tried ones.
+
+    Positions thus count by how often they were tried. An unweighted mean over them would rest on the last, where few
+    passes come, and could fall for a drafter that is better at every one of the passes.
+    """
+    rates_d = counted_acceptance(accepted_pd)
+    counts_pd = np.asarray(accepted_pd, np.float64)
+    tried_d = counts_pd.sum(axis=0)[::-1].cumsum()[::-1][:-1]
+    return float(np.nansum(rates_d * tried_d) / tried_d.sum()) if tried_d.sum() else float("nan")
+
+
+def accepted_length(accepted_pd: ArrayLike) -> float:
+    """Mean accepted tokens of a pass: tau without the bonus."""
+    counts_d = np.asarray(accepted_pd, np.float64).sum(axis=0)
+    return float(counts_d @ np.arange(len(counts_d)) / counts_d.sum()) if counts_d.sum() else float("nan")
+
+
+STATISTICS: dict[str, Callable[[ArrayLike], float]] = {"first": first_acceptance, "mean": mean_acceptance}
 
 
 def ensemble_gain(
@@ -57,8 +72,9 @@ def ensemble_gain(
 ) -> Interval:
     """How far an ensemble's acceptance lies above its best member's, or above the members' mean.
 
-    Prompts are resampled with all their drafters together, and the best member is chosen anew in every sample: a member
-    that is best by luck does not count against the ensemble for certain.
+    The best member is the one of the greatest accepted length, whatever the statistic. Prompts are resampled with all
+    their drafters together, and it is chosen anew in every sample: a member that is best by luck does not count against
+    the ensemble for certain.
 
     Args:
         ensemble_pd: its counts.
@@ -84,11 +100,12 @@ def ensemble_gain(
         raise ValueError(
             f"against={against!r}, statistic={statistic!r}; expected best or mean, and {' or '.join(STATISTICS)}"
         )
-    over, of = (max if against == "best" else np.mean), STATISTICS[statistic]
+    of = STATISTICS[statistic]
 
     def difference(rows_pjd: Array) -> float:
-        own, *alone = (of(counted_acceptance(rows_pjd[:, j])) for j in range(rows_pjd.shape[1]))
-        return float(own - over(alone))
+        own, *alone = rows_pjd.swapaxes(0, 1)
+        other = of(max(alone, key=accepted_length)) if against == "best" else float(np.mean([of(a) for a in alone]))
+        return of(own) - other
 
     rows = np.concatenate([ensemble[:, None], members.swapaxes(0, 1)], axis=1)
     return bootstrap_interval(rows, difference, seed=seed, resamples=resamples)

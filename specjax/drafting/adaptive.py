@@ -58,17 +58,18 @@ class Adaptive:
     (1 + a + ... + a^d) / (passes(w) draft_cost + part (1 + w pass_cost)), a being its own acceptance rate of late,
     passes(w) the inner drafter's at that width, and part that of the target that verification runs (less than 1 where
     drafting has run the first layers). The batch drafts at the widest, and each row keeps the first nodes, as many as
-    it chose. A row that chose none is drafted for again, at the smallest width, after `probe_every` steps, and each time that nothing comes of it after twice as many.
-    After drafting, the target's pass takes the smallest width that holds every valid node: a drafter that stops by its
-    own confidence, or by the length of a match, shortens the pass too.
+    it chose. A row that chose none is drafted for again, at the smallest width, after `probe_every` steps, and each
+    time that nothing comes of it after twice as many. After drafting, the target's pass takes the smallest width that
+    holds every valid node: a drafter that stops by its own confidence, or by the length of a match, shortens the pass
+    too.
 
     An inner drafter of draft_cost 0 is asked in every step: a rest then lasts until it has a draft, and a match that
     fills the widest draft ends it early, if the drafter says with an attribute `length_follows_match = True` that its
     drafts are as long as their matches.
 
-    A row's nodes depend on that row alone, and on what it committed before, as long as a narrower draft is the beginning
-    of a wider one, in tokens and parents: so it must be. A drafter that `any_context` holds of need not heed that: it is
-    asked for its widest draft or for none. Verification stays exact in any case, and nothing drawn is dropped.
+    A row's nodes depend on that row alone, and on what it committed before, as long as a narrower draft is the
+    beginning of a wider one, in tokens and parents: so it must be. A drafter that `any_context` holds of need not heed
+    that: it is asked for its widest draft or for none. Verification is exact in any case; nothing drawn is dropped.
 
     In a step where no row is drafted for, the inner drafter's `propose` is left out and its `commit` is not. One that
     follows the text has a method `rest(params, tables, target, state, context) -> state`, called in place of

@@ -42,8 +42,9 @@ class Lookahead:
 
     Window entry (r, c) follows (r - 1, c), and (0, c) follows (0, c - 1): the window's entries are probes. What the
     target says behind the last row completes W n-grams, which enter the pool, and becomes the next last row; the
-    others move up, and left by the number of accepted tokens. The pool's n-grams that begin with the root are the
-    draft, a tree in which common prefixes are merged.
+    others move up, and left by the number of accepted tokens; the columns that come free start from the guesses of
+    those that left, which are text by now. The pool's n-grams that begin with the root are the draft, a tree in which
+    common prefixes are merged.
 
     The window starts with random tokens of the text (Algorithm 2 of the paper); n-grams enter the pool once all rows
     but the oldest hold guesses, after N - 2 steps.

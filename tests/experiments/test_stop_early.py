@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 
 from experiments import stop_early
 from specjax import build
-from specjax.decoding import make_sampling
+from specjax.decoding import Keys, Request, make_sampling, prefill
 from specjax.evaluation.contenders import Info, LoopContender
 from specjax.evaluation.costs import Costs
+from specjax.models import merge
 from specjax.testing import tiny_target
 
 
@@ -41,6 +43,27 @@ def test_a_drafter_that_cannot_stop_or_does() -> None:
         info = Info("draft", made.name, "recursive")
         with pytest.raises(ValueError, match=message):
             stop_early.check_stops(LoopContender(info, loop, weights, context=64, vocab=64, seed=0))
+
+
+def test_the_confidence_is_the_one_that_drafts_stop_by() -> None:
+    """At temperature 1, whatever the request's is."""
+    target = tiny_target(layers=2, width=16)
+    made = build.make_drafter("early_exit", target, exit_layer=1, num_nodes=2)
+    found = []
+    for temperature in (1.0, 0.4):
+        loop, weights = build.make_loop(target, made, make_sampling([temperature]))
+        state = prefill(loop, weights, [Request((1, 3, 4, 1), 8, temperature=temperature)], context=64, seed=0)
+        found.append(stop_early.confidences(loop, weights, state)[0, 0])
+        drafts, decoder = [], merge(loop.graph, weights.target)
+        for bound in (found[-1] - 1e-4, found[-1] + 1e-4):
+            stopping = dataclasses.replace(loop.drafter, min_confidence=float(bound))
+            keys = Keys(state.request, state.length)
+            own = (weights.drafter, weights.tables, decoder, state.cache, state.drafter, state.context, keys)
+            drafts.append(bool(stopping.propose(*own)[0].valid[0, 0]))
+        assert drafts == [True, False]
+    assert float(found[0]) == pytest.approx(float(found[1]), abs=1e-6)
+    with pytest.raises(ValueError, match=r"top_p=0.9.*which a truncated one does not tell"):
+        stop_early.check_sampling(build.load_config("configs/stop_early.py", "quick", {"top_p": 0.9}))
 
 
 @pytest.mark.slow

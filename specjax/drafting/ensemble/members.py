@@ -18,6 +18,7 @@ from specjax.decoding import Context, Draft, Drafter, Keys, Kind, Sampling, Scor
 from specjax.drafting.adaptive import Adaptive
 from specjax.drafting.any_context import any_context
 from specjax.drafting.draft_model import DraftModel
+from specjax.drafting.jacobi import Jacobi
 from specjax.drafting.kangaroo import Kangaroo
 from specjax.drafting.other_tokenizer import OtherTokenizer
 from specjax.models import Decoder, KVCache, Tap
@@ -348,6 +349,8 @@ def _check_other_paths(drafter: Drafter) -> None:
     why = None
     if isinstance(drafter, Kangaroo):
         why = "whose adapter's cache holds its own draft, whichever member's tokens are accepted"
+    elif isinstance(drafter, Jacobi):
+        why = "whose next guesses are what the target says at the places of its own block"
     elif isinstance(drafter, Adaptive) and not any_context(drafter.inner):
         why = f"over {_name(drafter.inner)}, whose state would miss what others draft while it rests"
     elif isinstance(nested := getattr(drafter, "members", None), Members):
