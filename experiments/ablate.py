@@ -2,8 +2,9 @@
 
 Trains the cells of the config's pairs at equal tokens, measures each on held-out rows (or prompts), and says of each
 pair whether the claim holds: `agrees` where the paired bootstrap interval of the difference lies above 0, `refutes`
-where it lies below, else `undecided`. Cells are kept in the run directory, and an interrupted one goes on where it was.
-Writes results.json.
+where it lies below, else `undecided`. The interval is over rows (or prompts) of one training each: what another seed
+would have trained is not in it. All cells have the base's optimizer. Cells are kept in the run directory, and an
+interrupted one goes on where it was. Writes results.json.
 """
 
 from __future__ import annotations
@@ -56,8 +57,7 @@ def check(config: ml_collections.ConfigDict) -> list[str]:
     """The pairs to compare.
 
     Raises:
-        ValueError: a pair, a cell or a cell's head that is not there, cells of one pair whose steps differ, or a
-            confidence out of range.
+        ValueError: a pair, a cell or a cell's head that is not there, or a confidence out of range.
     """
     unknown = [name for name in config.only if name not in config.pairs]
     if unknown:

@@ -4,8 +4,8 @@
 
 Reads the results.json of pretraining runs (same text, same tokens; heads and seeds differ) and prints, by held-out set,
 the next token's loss of each kind and number of heads, mean over seeds with their spread, and its distance to one head:
-held-out rows are resampled with all runs together, each row's loss a mean over the seeds that both have. Below 0 is
-better. An interval around 0 says that this many rows and seeds show no difference.
+held-out rows and the seeds that both have are resampled, runs of one seed together. Below 0 is better. An interval
+around 0 says that this many rows and seeds show no difference; with one seed it is of that seed alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.table import Table
 from experiments import _main
 from experiments._arguments import Parser
 from experiments._next_token import SCHEMA, per_token
-from specjax.analysis import Interval, bootstrap_interval
+from specjax.analysis import Interval
 
 # Kind and heads of a run; with one head there is no kind.
 Key = tuple[str, int]
@@ -102,18 +102,31 @@ def by_key(name: str, rows: Sequence[dict[str, Any]]) -> dict[Key, dict[int, np.
     return dict(found)
 
 
-def difference(seeds: dict[int, np.ndarray], base: dict[int, np.ndarray]) -> Interval:
-    """Loss less the base's, with its interval over rows; over the seeds that both have.
+def difference(
+    seeds: dict[int, np.ndarray], base: dict[int, np.ndarray], resamples: int = 2000, confidence: float = 0.95
+) -> Interval:
+    """Loss less the base's over the seeds that both have, with its bootstrap interval over rows and over seeds.
+
+    Of one seed the interval knows nothing about others. Of few, their spread is widened by sqrt(S / (S - 1)), what
+    drawing S of S with replacement leaves out.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no seed in common.
     """
     both = sorted(seeds.keys() & base.keys())
     if not both:
         raise ValueError(f"seeds {sorted(seeds)} and {sorted(base)} have none in common; train both with the same")
-    nats = [np.mean([runs[seed][:, 0] for seed in both], axis=0) for runs in (seeds, base)]
-    rows_r2 = np.stack([nats[0] - nats[1], base[both[0]][:, 1]], axis=-1)
-    return bootstrap_interval(rows_r2, per_token, seed=0)
+    less_sr = np.stack([seeds[seed][:, 0] - base[seed][:, 0] for seed in both])
+    count_r = base[both[0]][:, 1]
+    rng, size = np.random.default_rng(0), len(both)
+    wide = (size / (size - 1)) ** 0.5 if size > 1 else 1.0
+    draws = []
+    for _ in range(resamples):
+        rows, picked = rng.integers(len(count_r), size=len(count_r)), rng.integers(size, size=size)
+        by_seed = less_sr[:, rows].sum(axis=1) / count_r[rows].sum()
+        draws.append(by_seed.mean() + wide * (by_seed[picked].mean() - by_seed.mean()))
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(less_sr.mean(axis=0).sum() / count_r.sum()), float(low), float(high))
 
 
 def _told(less: Interval) -> str:

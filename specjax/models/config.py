@@ -125,16 +125,16 @@ class ModelConfig:
 
 
 def check_taps(taps: Iterable[Any], layers: int) -> None:
-    """Checks that a target has the layers whose inputs are to be read.
+    """Checks that a target has the layers whose inputs are to be read; n is what the last of n layers leaves behind.
 
     Raises:
         ValueError: it does not.
     """
-    outside = [tap for tap in taps if isinstance(tap, int) and not 0 <= tap < layers]
+    outside = [tap for tap in taps if isinstance(tap, int) and not 0 <= tap <= layers]
     if outside:
         raise ValueError(
             f"tap {outside[0]} lies outside the model: the target has {layers} layers; expected 0 to {layers - 1}, the "
-            "layer whose input is read"
+            f"layer whose input is read, or {layers} for the last one's output"
         )
 
 

@@ -236,19 +236,32 @@ def test_taps_are_inputs_at_the_top_and_outputs_within(tmp_path, target):
 
 def test_the_norms_of_3_1_travel(tmp_path, target):
     extra = made({f"fc_norm.{i}.weight": (WIDTH,) for i in range(3)}, seed=1)
-    head = read_head(eagle3(tmp_path / "in", extra, fc_norm=True, norm_output=True), target)
-    assert head.config.fc_norm and head.config.norm_output and set(head.params["fc_norm"]) == {0, 1, 2}
-    write_head(tmp_path / "out", head, target, "eagle3")
-    again = read_head(tmp_path / "out", target)
-    assert again.config == head.config
-    same(again.params, head.params)
+    head = read_head(eagle3(tmp_path / "in", extra, fc_norm=True), target)
+    assert head.config.fc_norm and set(head.params["fc_norm"]) == {0, 1, 2}
+    handing_on = dataclasses.replace(head, config=dataclasses.replace(head.config, norm_output=True))
+    for layout, written in (("eagle3", head), ("speculators", head), ("speculators", handing_on)):
+        write_head(tmp_path / f"{layout}-{written.config.norm_output}", written, target, layout)
+        again = read_head(tmp_path / f"{layout}-{written.config.norm_output}", target)
+        assert again.config == written.config
+        same(again.params, head.params)
     with pytest.raises(ValueError, match="unexpected fc_norm.0.weight"):
         read_head(eagle3(tmp_path / "bad", extra), target)
     # Under the other name that such norms have.
     other = {name.replace("fc_norm", "fcs"): value for name, value in extra.items()}
-    same(read_head(eagle3(tmp_path / "fcs", other, fc_norm=True, norm_output=True), target).params, head.params)
+    same(read_head(eagle3(tmp_path / "fcs", other, fc_norm=True), target).params, head.params)
     with pytest.raises(ValueError, match="the same tensor under two names"):
         read_head(eagle3(tmp_path / "both", extra | other, fc_norm=True), target)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_key_of_two_meanings_is_refused(tmp_path, target, value):
+    """What SpecForge calls norm_output is not what speculators calls so."""
+    with pytest.raises(ValueError, match=f"norm_output={value} means two things in this layout"):
+        read_head(eagle3(tmp_path / "in", norm_output=value), target)
+    head = read_head(eagle3(tmp_path / "plain"), target)
+    head = dataclasses.replace(head, config=dataclasses.replace(head.config, norm_output=True))
+    with pytest.raises(ValueError, match=r"hands its normed feature on .*: write the layout 'speculators'"):
+        write_head(tmp_path / "out", head, target, "eagle3")
 
 
 def test_a_head_trained_here_serves_elsewhere(tmp_path, target):

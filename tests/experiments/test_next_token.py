@@ -59,6 +59,19 @@ def test_heads_are_compared_with_one_row_by_row(tmp_path: Path, capsys: pytest.C
     assert lines["1"].split("│")[2].strip() == "2"
 
 
+def test_seeds_that_disagree_widen_the_interval() -> None:
+    """Rows that agree within each seed say nothing about the next seed."""
+    counts = np.full(50, 100.0)
+    base = {seed: np.stack([np.full(50, 300.0), counts], axis=1) for seed in range(3)}
+    apart = {seed: base[seed] - [[less, 0.0]] for seed, less in enumerate((9.0, 1.0, -1.0))}
+    alike = {seed: base[seed] - [[3.0, 0.0]] for seed in range(3)}
+    wide, narrow = next_token.difference(apart, base), next_token.difference(alike, base)
+    assert wide.estimate == pytest.approx(-0.03) == narrow.estimate
+    assert narrow.high - narrow.low < 1e-9 and wide.low < -0.07 and wide.high > 0.01
+    one = next_token.difference({0: apart[0]}, base)
+    assert one.low == pytest.approx(-0.09) == one.high
+
+
 def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
     rows = np.full(4, 300.0)
     two = run(tmp_path, 2, 0, rows)

@@ -75,7 +75,7 @@ def test_the_layers_computed_are_those_the_objective_reads(target):
         return OBJECTIVES["eagle3"](target, intermediate_size=16, draft_vocab=16, taps=taps)
 
     assert online_taps(eagle3((0, 1))) == (0, 1) and online_taps(eagle3((0,)), (1, 0)) == (1, 0)
-    with pytest.raises(ValueError, match=r"data.taps=\(1,\) lacks 0 of the layer inputs \(0, 1\)"):
-        online_taps(eagle3((0, 1)), (1,))
+    with pytest.raises(ValueError, match=r"data.taps=\(2, 15\) lacks 0 of the layer inputs \(0, 2\)"):
+        online_taps(eagle3((0, 2)), (2, 15))
     # Of any target: those of the objective.
     assert build.load_config("configs/eagle3.py", "any").data.taps == ()

@@ -227,6 +227,13 @@ def _config(
     if layout == "eagle":
         said = content.get("bias")  # the file counts where the config says nothing
         return EagleConfig(layer=layer, bias="fc.bias" in tensors if said is None else bool(said))
+    if layout == "eagle3" and "norm_output" in content:
+        raise ValueError(
+            f"{file}: norm_output={content['norm_output']} means two things in this layout: to SpecForge that the "
+            "output head reads the normed feature, to speculators and vLLM that the normed feature is handed on. If "
+            "SpecForge trained this head with true, remove the key; if the normed feature is handed on, give the head "
+            "in the layout 'speculators'"
+        )
     switches = {name: bool(content.get(name, False)) for name in SWITCHES}
     return Eagle3Config(layer=layer, taps=_taps(file, content, target), target_hidden_size=mine.hidden_size, **switches)
 

@@ -46,6 +46,11 @@ def refuse_others(drafter: SavedDrafter, layout: str) -> None:
             f"this head has fc_norm and norm_before_fc, and the readers of the layout {layout!r} have one of them at "
             "most: train with one, or keep the layout 'specjax'"
         )
+    if layout == "eagle3" and config.norm_output:
+        raise ValueError(
+            "this head hands its normed feature on (norm_output), which in the layout 'eagle3' means something else to "
+            "SpecForge: write the layout 'speculators'"
+        )
     if layout == "eagle3" and min(config.taps) == 0:
         raise ValueError(
             f"taps={config.taps}: the layout 'eagle3' names layers by their outputs, and tap 0, the embeddings, is "
