@@ -134,7 +134,7 @@ zoo: $(VENV)/.core
 	$(call zoo-entry,distill,$(call zoo-long,2400,400),distilled)
 	$(call zoo-entry,medusa,$(ZOO_SHORT))
 	$(call zoo-entry,hydra,$(ZOO_SHORT))
-	$(call zoo-entry,kangaroo,$(ZOO_SHORT))
+	$(call zoo-entry,kangaroo,$(call zoo-long,2000,250))
 	$(PY) -m experiments.train --config=configs/ensemble_drafts.py:reasoning --workdir=runs/zoo/ensemble_reasoning
 	$(PY) -m experiments.train --config=configs/ensemble_drafts.py:code --workdir=runs/zoo/ensemble_code
 	$(PY) -m experiments.train --config=configs/ensemble_drafts.py:mixed --workdir=runs/zoo/ensemble_mixed

@@ -10,8 +10,9 @@ Arguments, separated by commas:
 
 from ml_collections import config_dict
 
-# The zoo entry, or the path of a trained drafter, of the rows `draft`; empty leaves them out.
+# The zoo entry, or the path of a trained drafter, of the rows `draft` and `kangaroo`; empty leaves them out.
 DRAFT = "smollm2-135m-distilled"
+KANGAROO = "smollm2-135m-kangaroo"
 # Every other layer of the middle, a starting point that was not searched for: experiments/search_skip.py finds a set.
 SKIP = (8, 10, 12, 14, 16, 18, 20, 22, 24, 26)
 
@@ -88,8 +89,8 @@ def rows(quick: bool) -> dict:
         "layer_skip_attention": {"name": "layer_skip", "skip_attention": SKIP, "num_nodes": 3},
         # The search.json of experiments.search_skip; empty leaves the row out.
         "layer_skip_searched": {"name": "layer_skip", "source": "", "num_nodes": 3},
-        # The run directory, or the zoo entry, of an adapter (configs/kangaroo.py); empty leaves the row out.
-        "kangaroo": {"name": "kangaroo", "source": "", "num_nodes": 6, "min_confidence": 0.6},
+        # The zoo entry, or the run directory, of an adapter (configs/kangaroo.py); empty leaves the row out.
+        "kangaroo": {"name": "kangaroo", "source": KANGAROO, "num_nodes": 6, "min_confidence": 0.6},
         # Any model, whatever its tokenizer, such as $SPECJAX_DATA/models_tiny/stories260K.bin; empty leaves it out.
         "other_tokenizer": {"name": "other_tokenizer", "source": "", "num_nodes": 3},
         "adaptive_suffix": {
