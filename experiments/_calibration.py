@@ -187,13 +187,13 @@ def time_parts(
                 batch=batch,
                 repeat=config.repeat,
             )
-            cases["drafts"] = lambda meter=meter: meter.round() or 0.0
+            cases["drafts"] = lambda meter=meter: meter.draft_round() or 0.0
             seconds = in_turns(cases, config.rounds, console, f"batch {batch}, context {context}")
             room = min(plain.buffer - context, config.max_new_tokens, STEPS)
             long = dataclasses.replace(asked, prompt=prompt, max_new_tokens=max(room, 2))
             found[batch, context] = Parts(
                 timings=[Timing(tokens, batch, context, seconds[tokens]) for tokens in config.tokens],
-                drafting={c.info.label: meter.costs(c).drafting for c in contenders},
+                drafting={c.info.label: meter.drafting(c) for c in contenders},
                 steps={c.info.label: step_seconds(c, long, batch) for c in (plain, *longest.values())},
                 plain=plain.info.label,
                 noise=relative_noise(ones[1:]),

@@ -1,7 +1,9 @@
-"""What the parts of a step cost, measured apart from the loop: one target pass by width, one draft.
+"""What the parts of a step cost: a target pass by width and a draft, each apart from the loop, and a plain step in it.
 
-These are the terms of the predicted speedup, E / (draft_passes * c + t(g + 1) / t(1)). Everything is timed in rounds
-that take each part once, so that a machine whose speed drifts does so for all of them alike.
+These are the terms of the predicted speedup, E / (draft_passes * c + t(g + 1) / t(1)). t(1) is what a speedup is held
+against, a step of plain decoding: taken apart like the others, its pass has measured up to a tenth slower than in the
+loop, which no wider pass did. Everything is timed in rounds that take each part once, so that a machine whose speed
+drifts does so for all of them alike.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.decoding import Context, Draft, Drafter, Keys, Loop, Request, Weights, score
+from specjax.decoding import Context, DecodeState, Draft, Drafter, Keys, Loop, Request, Weights, score
 from specjax.decoding.tree import chain
 from specjax.evaluation.contenders import LoopContender
 from specjax.models import Decoder, KVCache, Tap, merge
+from specjax.parallel import to_host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Costs:
     """Medians over rounds, in seconds.
 
     Attributes:
-        one_token: a target pass over one token a row, with its logits and argmax.
+        one_token: a step of plain decoding, a target pass over one token a row.
         scoring: the target pass that verifies this contender's draft; NaN where drafting stops early or chooses a width
             step by step.
         drafting: all draft passes of one step, of a drafter that stops early when it does not; NaN where a width is
@@ -139,9 +142,10 @@ class CostMeter:
             batch: rows.
             repeat: passes between two readings of the clock.
         """
-        self._contenders = list(contenders)
-        baseline = next(c for c in self._contenders if c.info.is_baseline)
-        state = baseline.run(baseline.prefill(request, batch), jnp.int32(max(1, request.max_new_tokens // 2)))
+        self._baseline = baseline = next(c for c in contenders if c.info.is_baseline)
+        self._drafters = [c for c in contenders if c is not baseline]
+        self._start = partial(baseline.prefill, request, batch)
+        state = baseline.run(self._start(), jnp.int32(max(1, request.max_new_tokens // 2)))
         # Sampling parameters are one's own, context and cache are shared: a cache apiece would fill the memory.
         self._graph, self._precision = baseline.loop.graph, baseline.loop.precision
         self._params = baseline.weights.target
@@ -150,20 +154,46 @@ class CostMeter:
         self._states: dict[str, Any] = {}
         self._sampling: dict[str, Any] = {}
         self._drafts: dict[str, Draft] = {}
-        for contender in self._contenders:
+        for contender in self._drafters:
             own = contender.prefill(request, batch)
             self._states[contender.info.label] = own.drafter
             self._sampling[contender.info.label] = own.sampling
+        self._plain: DecodeState | None = None
+        self._one_token: list[float] = []
         self._scoring: dict[Any, list[float]] = {}
         self._drafting: dict[str, list[float]] = {}
-        self._ready = False
 
     def round(self) -> None:
         """Times every part once; the first call compiles and warms up."""
-        if not self._ready:
-            self._once(record=False)
-            self._ready = True
-        self._once(record=True)
+        for _ in range(1 if self._one_token else 2):
+            plain = self._time_plain()
+            self.draft_round()
+            widths = {self._width(c): c for c in self._drafters}
+            scoring = {width: self._time_scoring(contender) for width, contender in widths.items()}
+        self._one_token.append(plain)
+        for width, seconds in scoring.items():
+            self._scoring.setdefault(width, []).append(seconds)
+
+    def draft_round(self) -> None:
+        """Times every draft once; the first call compiles and warms up."""
+        for contender in self._drafters:
+            label = contender.info.label
+            for _ in range(1 if label in self._drafting else 2):
+                seconds = self._time_draft(contender)
+            self._drafting.setdefault(label, []).append(seconds)
+
+    def drafting(self, contender: LoopContender) -> float:
+        """Seconds of all draft passes of a step, see `Costs`; 0 for plain decoding.
+
+        Raises:
+            ValueError: no round was taken, or the contender is not one of those given.
+        """
+        if contender is self._baseline:
+            return 0.0
+        label = contender.info.label
+        if label not in self._drafting:
+            raise ValueError(f"no round has timed {label!r}")
+        return math.nan if self._drafts[label].widths is not None else statistics.median(self._drafting[label])
 
     def costs(self, contender: LoopContender) -> Costs:
         """Medians over the rounds so far.
@@ -171,35 +201,32 @@ class CostMeter:
         Raises:
             ValueError: no round was taken, or the contender is not one of those given.
         """
-        label = contender.info.label
-        if label not in self._drafting or not self._drafting[label]:
-            raise ValueError(f"no round has timed {label!r}")
-        baseline = next(c for c in self._contenders if c.info.is_baseline)
-        chosen = self._drafts[label].widths is not None
-        varies = chosen or unstopped(contender.loop.drafter) is not contender.loop.drafter
-        return Costs(
-            one_token=statistics.median(self._scoring[self._width(baseline)]),
-            scoring=math.nan if varies else statistics.median(self._scoring[self._width(contender)]),
-            drafting=math.nan if chosen else statistics.median(self._drafting[label]),
-            draft_passes=contender.info.draft_passes,
-        )
+        if not self._one_token:
+            raise ValueError(f"no round has timed {contender.info.label!r}")
+        one_token, drafting = statistics.median(self._one_token), self.drafting(contender)
+        if contender is self._baseline:
+            return Costs(one_token, one_token, drafting, contender.info.draft_passes)
+        varies = math.isnan(drafting) or unstopped(contender.loop.drafter) is not contender.loop.drafter
+        scoring = math.nan if varies else statistics.median(self._scoring[self._width(contender)])
+        return Costs(one_token, scoring, drafting, contender.info.draft_passes)
 
-    def _once(self, record: bool) -> None:
-        for contender in self._contenders:
-            seconds = self._time_draft(contender)
-            if record:
-                self._drafting.setdefault(contender.info.label, []).append(seconds)
-        for contender in {self._width(c): c for c in self._contenders}.values():
-            seconds = self._time_scoring(contender)
-            if record:
-                self._scoring.setdefault(self._width(contender), []).append(seconds)
+    def _time_plain(self) -> float:
+        """A step of plain decoding, further along the answer in every round; NaN where the answer has none."""
+        seconds, steps = math.nan, 0
+        for _ in range(2):
+            if self._plain is None or to_host(self._plain.done).all():
+                self._plain = self._start()
+            before = to_host(self._plain.statistics.steps).max()
+            start = time.perf_counter()
+            self._plain = jax.block_until_ready(self._baseline.run(self._plain, self._passes))
+            seconds = time.perf_counter() - start
+            steps = int(to_host(self._plain.statistics.steps).max() - before)
+            if steps == self._repeat:  # else the answer ended: few steps would bear the cost of the whole call
+                break
+        return seconds / steps if steps else math.nan
 
     def _time_draft(self, contender: LoopContender) -> float:
         label = contender.info.label
-        rows = self._context.tokens.shape[0]
-        if not contender.loop.drafter.num_nodes:
-            self._drafts[label] = chain(jnp.zeros((rows, 0), jnp.int32), laws=None)
-            return 0.0
         context = dataclasses.replace(self._context, sampling=self._sampling[label])
         # Where drafting might stop early, the number of its passes would be unknown.
         loop = dataclasses.replace(contender.loop, drafter=unstopped(contender.loop.drafter))

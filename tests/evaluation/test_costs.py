@@ -42,6 +42,22 @@ def test_costs_of_every_part(prepared: list[LoopContender]) -> None:
     assert draft.drafting > 0 and draft.draft_passes == 3 and lookup.draft_passes == 1
 
 
+def test_one_token_is_a_step_of_plain_decoding(prepared: list[LoopContender], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted over the steps that were made, from the beginning again where the answer ends."""
+    clock = iter(range(1000))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))  # a second from each reading to the next
+    meter = CostMeter(prepared[:1], REQUEST, repeat=4)
+    for _ in range(12):
+        meter.round()
+    assert meter.costs(prepared[0]).one_token == 1 / 4
+    short = CostMeter(prepared[:1], dataclasses.replace(REQUEST, max_new_tokens=3), repeat=4)
+    short.round()
+    assert short.costs(prepared[0]).one_token == 1 / 2, "the first of three tokens is the prefill's"
+    nothing = CostMeter(prepared[:1], dataclasses.replace(REQUEST, max_new_tokens=1), repeat=4)
+    nothing.round()
+    assert math.isnan(nothing.costs(prepared[0]).one_token)
+
+
 def test_a_draft_that_may_stop_early_is_timed_whole(prepared: list[LoopContender]) -> None:
     """Its c is that of the draft without a stop; what a step takes depends on where it stopped, and is not told."""
     stopping = dataclasses.replace(prepared[1].loop.drafter, min_confidence=0.999)
