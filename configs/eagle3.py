@@ -5,7 +5,7 @@ r"""Trains an EAGLE-3 head: three layers of the target fused, training-time test
 
 The store holds the inputs of the target's layers 2, n // 2, n - 3; it serves every other objective too. The paper's
 seven steps of training-time test: --config.objective.steps=7. The norms of EAGLE-3.1:
---config.objective.norms="('fc_norm', 'norm_output')".
+--config.objective.norms="('fc_norm', 'norm_output')", for the layout `speculators`.
 
     SPECJAX_DATA=gs://bucket/data python -m experiments.train --config=configs/eagle3.py:smollm2,pod \
         --workdir=gs://bucket/eagle3

@@ -72,7 +72,8 @@ def continued(target: str) -> config_dict.ConfigDict:
         "seed": 0,
         "log_every": 10,
         "eval_every": 100,
-        # Not the last layer's: on its own greedy text nothing beats the target before it was trained.
+        # Not the last layer's alone: on its own greedy text nothing beats the target before it was trained. The mean
+        # over exits may rise while the last one's falls, which results.json shows.
         "best": "greedy/match_exits",
         "precision": "float32",
         "accumulate": 1,

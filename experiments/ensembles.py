@@ -2,7 +2,8 @@
 
 Reads results.json and tokens.json of a run of configs/ensembles.py, prints and writes `ensembles.json` beside them:
 what each ensemble gains over its best member and over the members' mean, at equal draft length, in points of acceptance
-at position 1 and on average, with 95 % intervals by resampling prompts; code and maths apart from the rest, with the
+at position 1 and over all that were tried (the best member is the one of the greatest accepted length, both times),
+with 95 % intervals by resampling prompts; code and maths apart from the rest, with the
 target's entropy there; whether that bears out +5 to +15 points; speed beside the best member's; by category the
 target's entropy and the mean probability of its likeliest token; of votes, how often tokens were accepted by the share
 of the voters that agreed; bytes of every member.

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 from rich.table import Table
+from scipy import stats
 
 from experiments import _main
 from experiments._arguments import Parser
@@ -108,7 +109,7 @@ def difference(
     """Loss less the base's over the seeds that both have, with its bootstrap interval over rows and over seeds.
 
     Of one seed the interval knows nothing about others. Of few, their spread is widened by sqrt(S / (S - 1)), what
-    drawing S of S with replacement leaves out.
+    drawing S of S with replacement leaves out, and by Student's quantile for S - 1 over the normal one.
 
     Raises:
         ValueError: no seed in common.
@@ -119,7 +120,8 @@ def difference(
     less_sr = np.stack([seeds[seed][:, 0] - base[seed][:, 0] for seed in both])
     count_r = base[both[0]][:, 1]
     rng, size = np.random.default_rng(0), len(both)
-    wide = (size / (size - 1)) ** 0.5 if size > 1 else 1.0
+    tail = (1 + confidence) / 2
+    wide = (size / (size - 1)) ** 0.5 * stats.t.ppf(tail, size - 1) / stats.norm.ppf(tail) if size > 1 else 1.0
     draws = []
     for _ in range(resamples):
         rows, picked = rng.integers(len(count_r), size=len(count_r)), rng.integers(size, size=size)

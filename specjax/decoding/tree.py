@@ -227,7 +227,7 @@ def subtree(parents_bm: jax.Array, chosen_bn: jax.Array) -> jax.Array:
 
     Args:
         parents_bm: int32 parents among the candidates, -1 for the root.
-        chosen_bn: int32 candidate indices, ascending; with a candidate all its ancestors are chosen.
+        chosen_bn: int32 candidate indices; with a candidate all its ancestors are chosen, and come before it.
     """
     parents = jnp.take_along_axis(parents_bm, chosen_bn, axis=1)
     place = jnp.argmax(chosen_bn[:, None, :] == parents[:, :, None], axis=-1)

@@ -68,8 +68,9 @@ class Adaptive:
     drafts are as long as their matches.
 
     A row's nodes depend on that row alone, and on what it committed before, as long as a narrower draft is the
-    beginning of a wider one, in tokens and parents: so it must be. A drafter that `any_context` holds of need not heed
-    that: it is asked for its widest draft or for none. Verification is exact in any case; nothing drawn is dropped.
+    beginning of a wider one, in tokens and parents: so it must be. A drafter that `any_context` holds of and whose
+    passes do not grow with the width need not heed that: it is asked for its widest draft or for none. Verification is
+    exact in any case; nothing drawn is dropped.
 
     In a step where no row is drafted for, the inner drafter's `propose` is left out and its `commit` is not. One that
     follows the text has a method `rest(params, tables, target, state, context) -> state`, called in place of
@@ -120,9 +121,14 @@ class Adaptive:
             raise ValueError(f"{name} has neither a method at_width nor a field num_nodes, so its length cannot adapt")
         for width in self.widths[1:-1]:
             try:
-                self._at(width)
+                narrow = self._at(width)
             except ValueError as error:
                 raise ValueError(f"widths={self.widths}: {name} cannot draft {width} nodes ({error})") from error
+            if narrow.depth == self.inner.depth:
+                raise ValueError(
+                    f"widths={self.widths}: {name} drafts {narrow.depth} deep at {width} nodes and at "
+                    f"{self.num_nodes}; a row chooses by depth, so give it 0 and {self.num_nodes}"
+                )
         if not isinstance(self.inner, DraftModel) and not any_context(self.inner) and not self._rests:
             raise ValueError(
                 f"{name} keeps a state that would miss what is committed while nothing is drafted, so its length "
@@ -255,7 +261,7 @@ class Adaptive:
         if free:
             draft, (inner, cache) = padded(self.num_nodes)((inner, cache))
         else:
-            widths = (0, self.num_nodes) if any_context(self.inner) else self.widths
+            widths = (0, self.num_nodes) if self._asked_whole else self.widths
             branches = [padded(width) for width in widths]
             index = jnp.minimum(widest, len(widths) - 1)
             draft, (inner, cache) = switch_in_place(index, branches, (inner, cache))
@@ -305,6 +311,11 @@ class Adaptive:
     @property
     def _rests(self) -> bool:
         return hasattr(self.inner, "rest")
+
+    @property
+    def _asked_whole(self) -> bool:
+        passes = draft_passes(self.inner)
+        return any_context(self.inner) and all(draft_passes(self._at(w)) == passes for w in self.widths[1:])
 
     def _rest(self, params: Any, tables: Any, target: Decoder, inner: Any, context: Context) -> Any:
         return self.inner.rest(params, tables, target, inner, context) if self._rests else inner  # type: ignore[attr-defined]

@@ -42,7 +42,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "adaptive": {"inner": EXIT, "widths": (0, 1, 2)},
     "early_exit": {"exit_layer": 1, "num_nodes": NODES},
     "ensemble_mixture": {"members": (EXIT, SKIP), "num_nodes": 2},
-    "ensemble_proxy": {"members": (LOOKUP, SKIP)},
+    "ensemble_proxy": {"members": (EXIT, SKIP), "num_nodes": 2},
     "ensemble_union": {"members": (EXIT, SKIP)},
     "ensemble_vote": {"members": (EXIT, SKIP, LOOKUP)},
     "jacobi": {"num_nodes": NODES},

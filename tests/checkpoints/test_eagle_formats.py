@@ -230,6 +230,8 @@ def test_taps_are_inputs_at_the_top_and_outputs_within(tmp_path, target):
         read_head(eagle3(tmp_path / "two", **both), target)
     with pytest.raises(ValueError, match="use_aux_hidden_state=false, so this head fuses no taps"):
         read_head(eagle3(tmp_path / "none", eagle_config={"use_aux_hidden_state": False}), target)
+    with pytest.raises(ValueError, match=r"layer_ids=\['2', 3, 4\]; expected a list of layer numbers"):
+        read_head(eagle3(tmp_path / "text", **{ids: ["2", 3, 4]}), target)
     with pytest.raises(ValueError, match="reads the input of layer 9, 'tiny' has 8 layers"):
         read_head(eagle3(tmp_path / "d", **{ids: [1, 3, 9]}), target)
 
@@ -251,6 +253,16 @@ def test_the_norms_of_3_1_travel(tmp_path, target):
     same(read_head(eagle3(tmp_path / "fcs", other, fc_norm=True), target).params, head.params)
     with pytest.raises(ValueError, match="the same tensor under two names"):
         read_head(eagle3(tmp_path / "both", extra | other, fc_norm=True), target)
+
+
+def test_what_a_dtype_cannot_hold_is_not_written(tmp_path, target):
+    head = read_head(eagle3(tmp_path / "in"), target)
+    params = jax.tree.map(lambda x: x * 1e6, head.params)
+    large = dataclasses.replace(head, params=params)
+    with pytest.raises(ValueError, match="beyond the range of float16: write bfloat16 or float32"):
+        write_head(tmp_path / "half", large, target, "eagle3", "float16")
+    assert not (tmp_path / "half" / "model.safetensors").exists()
+    write_head(tmp_path / "brain", large, target, "eagle3", "bfloat16")
 
 
 @pytest.mark.parametrize("value", [True, False])

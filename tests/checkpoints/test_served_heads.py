@@ -96,7 +96,7 @@ def test_eagle_1_for_vllm_and_for_sglang(tmp_path, target, bias):
     assert read_head(tmp_path / "sglang", target).config.bias
 
 
-@pytest.mark.parametrize("taps", [(2, 4, 5), (1, 3, 8)])
+@pytest.mark.parametrize("taps", [(2, 4, 5), (1, 3, 7)])
 def test_eagle_3_says_its_taps_twice(tmp_path, target, taps):
     """A converter that finds none in `eagle_config` takes layers of its own choice, the usual ones of ours too."""
     write_head(tmp_path, head(target, three(target, taps)), target, "eagle3")
@@ -106,6 +106,12 @@ def test_eagle_3_says_its_taps_twice(tmp_path, target, taps):
     assert content["architectures"] == ["LlamaForCausalLMEagle3"] and content["num_hidden_layers"] == 1
     assert content[TAP_IDS] == list(taps) and content["eagle_config"] == {TAP_IDS: [tap - 1 for tap in taps]}
     assert tensors["d2t"].dtype == np.int64 and tensors["t2d"].dtype == bool
+
+
+@pytest.mark.parametrize("layout", ["eagle3", "speculators"])
+def test_the_last_layers_output_is_no_servers_tap(tmp_path, target, layout):
+    with pytest.raises(ValueError, match=r"taps=\(1, 3, 8\): servers read the inputs of layers, and none has number 8"):
+        write_head(tmp_path, head(target, three(target, (1, 3, 8))), target, layout)
 
 
 def test_speculators_and_the_norms_of_3_1(tmp_path, target):

@@ -192,6 +192,20 @@ def test_a_row_drafts_what_it_would_alone():
     assert drafts([text], [0.4]) == drafts([text, other], [0.4, 1.0])
 
 
+def test_a_shorter_draft_of_early_layers_makes_fewer_passes():
+    """It is what its choice was told to cost."""
+    adaptive = Adaptive(EarlyExit(1, num_nodes=3), (0, 1, 3))
+    sub = common.subject(adaptive)
+    loop, weights = sub.loop(Recursive)
+    state = prefill(loop, weights, [Request((1, 3, 4, 1), 20)], context=64, seed=0)
+    low = state.drafter.replace(accepted=jnp.asarray([4.0]), tried=jnp.asarray([10.0]))
+    keys, target = Keys(state.request, state.length), merge(sub.graph, sub.target)
+    assert not adaptive._asked_whole and Adaptive(PromptLookup(num_nodes=4), (0, 1, 4))._asked_whole
+    draft = adaptive.propose({}, {}, target, state.cache, low, state.context, keys)[0]
+    assert draft.valid[0].tolist() == [True, False, False]
+    assert jnp.any(draft.resume.hidden[0, 1] != 0) and not jnp.any(draft.resume.hidden[0, 2:])
+
+
 def expected_choice(rate: float, widths: tuple[int, ...], cost: Callable[[int], float]) -> int:
     return int(np.argmax([sum(rate**i for i in range(w + 1)) / (cost(w) if w else 1) for w in widths]))
 

@@ -57,7 +57,9 @@ def inner(name: str, vocab: int = common.VOCAB):
     return made[name]()
 
 
-def subject(name: str, widths: tuple[int, ...] = (0, 2, NODES), vocab: int = common.VOCAB, **options):
+def subject(name: str, widths: tuple[int, ...] = (), vocab: int = common.VOCAB, **options):
+    """With a middle width where the depth grows with it."""
+    widths = widths or ((0, NODES) if name in ("eagle2", "redrafter") else (0, 2, NODES))
     return common.subject(Adaptive(inner(name, vocab), widths, **options), vocab=vocab)
 
 
@@ -152,14 +154,16 @@ def test_a_narrow_draft_is_the_beginning_of_a_wide_one():
     )
     for drafter in trees:
         for width in (3, 5):
-            check_narrow_begins_wide(common.subject(Adaptive(drafter, (0, width, 8))))
+            check_narrow_begins_wide(common.subject(Adaptive(drafter, (0, 8))), width)
+        with pytest.raises(ValueError, match="drafts 3 deep at 5 nodes and at 8; a row chooses by depth, so give it 0"):
+            Adaptive(drafter, (0, 5, 8))
 
 
-def check_narrow_begins_wide(sub) -> None:
+def check_narrow_begins_wide(sub, width: int = 2) -> None:
     loop, weights = sub.loop(Recursive)
     requests = [Request(tokens, 8) for tokens in ((1, 3, 4, 1), (2, 2, 5), (6, 1, 2, 3, 4))]
     state = prefill(loop, weights, requests, context=64, seed=0)
-    target, width = merge(sub.graph, sub.target), sub.drafter.widths[1]
+    target = merge(sub.graph, sub.target)
     wide, narrow = (
         drafter.propose(sub.params, sub.tables, target, state.cache, state.drafter.inner, state.context, None)[0]
         for drafter in (sub.drafter.inner, sub.drafter._at(width))

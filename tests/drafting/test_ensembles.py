@@ -189,8 +189,10 @@ def test_a_member_chosen_by_its_tokens_but_verified_with_its_law_is_caught(monke
     make = functools.partial(EnsembleProxy, num_nodes=2, proxy="early_exit", layer=0)
     monkeypatch.setattr(proxy, "root_overlaps", liked_tokens)
     jax.clear_caches()
-    assert contract.law_p_value(*markov_ensemble(make), Recursive, draws=1 << 12) < 1e-6
-    jax.clear_caches()
+    try:
+        assert contract.law_p_value(*markov_ensemble(make), Recursive, draws=1 << 12) < 1e-6
+    finally:
+        jax.clear_caches()
 
 
 def first_acceptance(drafter: Any, params: Any, tables: Any, tokens: int = 12) -> float:

@@ -130,6 +130,11 @@ def write_eagle(
     if not isinstance(config, EagleConfig if is_1 else Eagle3Config):
         raise ValueError(f"a drafter of method {drafter.method!r} cannot be written in the layout {layout!r}")
     refuse_others(drafter, layout)
+    if target.config.num_layers in getattr(config, "taps", ()):
+        raise ValueError(
+            f"taps={config.taps}: servers read the inputs of layers, and none has number {target.config.num_layers}, "
+            "which is the last one's output here: keep the layout 'specjax', or train with earlier taps"
+        )
     if is_1:
         params.pop("lm_head", None)  # rows of the target's
         params.setdefault("embed", {"embedding": target.params["embed"]["embedding"]})
@@ -230,9 +235,10 @@ def _config(
     if layout == "eagle3" and "norm_output" in content:
         raise ValueError(
             f"{file}: norm_output={content['norm_output']} means two things in this layout: to SpecForge that the "
-            "output head reads the normed feature, to speculators and vLLM that the normed feature is handed on. If "
-            "SpecForge trained this head with true, remove the key; if the normed feature is handed on, give the head "
-            "in the layout 'speculators'"
+            "output head reads the normed feature (as all heads that are read here do), to speculators and vLLM that "
+            "the normed feature is handed on. Where true is SpecForge's, or false is the others', remove the key; a "
+            "head that hands the normed feature on is read in the layout 'speculators', and one whose output head "
+            "reads the feature before the norm is not supported"
         )
     switches = {name: bool(content.get(name, False)) for name in SWITCHES}
     return Eagle3Config(layer=layer, taps=_taps(file, content, target), target_hidden_size=mine.hidden_size, **switches)
@@ -245,6 +251,9 @@ def _taps(file: epath.Path, content: Mapping[str, Any], target: Target) -> tuple
     if not nested.get(AUX, True):
         raise ValueError(f"{file}: eagle_config has {AUX}=false, so this head fuses no taps; such heads are not read")
     inputs, outputs = content.get(TAP_IDS), nested.get(TAP_IDS)
+    for ids in (inputs, outputs):
+        if ids and not (isinstance(ids, list) and all(type(i) is int for i in ids)):
+            raise ValueError(f"{file}: {TAP_IDS}={ids!r}; expected a list of layer numbers")
     if inputs and outputs and list(inputs) != [i + 1 for i in outputs]:
         raise ValueError(
             f"{file}: {TAP_IDS} names the inputs of layers {list(inputs)}, eagle_config the outputs of "

@@ -108,7 +108,14 @@ def _load_pickle(path: epath.Path) -> dict[str, Any]:
 
 
 def write_tensors(path: epath.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes a safetensors file."""
+    """Writes a safetensors file.
+
+    Raises:
+        ValueError: a value is infinite, as one above 65,504 is in float16.
+    """
+    for name, value in tensors.items():
+        if value.dtype in map(np.dtype, FLOATS) and np.isinf(value).any():
+            raise ValueError(f"{name} has values beyond the range of {value.dtype}: write bfloat16 or float32")
     specs = {name: Spec(value.shape, value.dtype) for name, value in tensors.items()}
     write_file(path, specs, lambda name: np.ascontiguousarray(tensors[name]))
 

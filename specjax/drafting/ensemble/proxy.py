@@ -49,7 +49,8 @@ class EnsembleProxy:
     `early_exit` runs the target's first `layer` layers, its last norm and its head. Where drafts are drawn, it takes
     the member whose first law overlaps most with the proxy's, sum_x min(p(x), q(x)): laws do not depend on what was
     drawn from them, so the chosen nodes keep theirs. Greedy drafts draw nothing: there it runs over every run's tokens,
-    and takes the run with the highest expected accepted length. `oracle` is the same with all of the target's layers,
+    and takes the run with the highest expected accepted length (a row at temperature 0 beside warmer ones is chosen for
+    by first tokens, too). `oracle` is the same with all of the target's layers,
     for analysis: it costs a whole target pass. `calibration` takes the member whose first tokens the target would have
     accepted most often in this request, chosen or not; `random` takes any.
 
@@ -183,7 +184,7 @@ class EnsembleProxy:
         else:
             p_bv = jnp.exp(log_law(scores.logits[:, 0], context.sampling))
             p_bj = jnp.take_along_axis(p_bv, jnp.maximum(state.first, 0), axis=1)
-            accepted_bj = jnp.minimum(1.0, p_bj / state.chance)
+            accepted_bj = jnp.minimum(1.0, p_bj / jnp.maximum(state.chance, jnp.finfo(jnp.float32).tiny))
         moved_bj = state.worth + self.step_size * (accepted_bj - state.worth)
         return dataclasses.replace(state, members=members, worth=jnp.where(state.first >= 0, moved_bj, state.worth))
 
