@@ -30,6 +30,8 @@ from specjax.training.data import Batch, Document, check_rows, lay_out, order, p
 FORMAT = 1
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 LSE_CHUNK = 1024
+CHECKED = 32  # Positions on which a store is held against the target that it is opened for.
+SAME_WEIGHTS = 0.1  # Rounding to bfloat16 leaves a hundredth, 4-bit weights some hundredths.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +101,8 @@ def write_store(
         "config": {**dataclasses.asdict(config), "taps": [str(tap) for tap in config.taps]},
     }
     _claim(directory, manifest, target)
+    if (begun := directory / "shard-00000" / "shard.json").exists():
+        _check_weights(directory, _open_shard(begun.parent, verify=False), target)
     for index in range(shards if max_shards is None else min(shards, max_shards)):
         path = directory / f"shard-{index:05d}"
         part = rows[index * config.shard_rows : (index + 1) * config.shard_rows]
@@ -225,7 +229,8 @@ class HiddenStates:
 
         Raises:
             FileNotFoundError: there is no store, or no finished shard in it.
-            ValueError: it is another target's, a shard is damaged, or two stores differ in what they hold.
+            ValueError: it is another target's, or one's with other weights; a shard is damaged, or two stores differ in
+                what they hold.
         """
         stores = [directories] if isinstance(directories, str | Path) else list(directories)
         if not stores:
@@ -239,8 +244,12 @@ class HiddenStates:
                         f"{name} is {found} in {store} and {first} in {stores[0]}: stores that are trained on "
                         "together must agree, make one of them again"
                     )
-        shards = [path for store in stores for path in _finished(Path(store))[:max_shards]]
-        self._shards = [_open_shard(path, verify) for path in shards]
+        parts = [_finished(Path(store))[:max_shards] for store in stores]
+        self._shards = [_open_shard(path, verify) for part in parts for path in part]
+        if jax.process_count() == 1:
+            firsts = np.cumsum([0, *(len(part) for part in parts[:-1])])
+            for store, first in zip(stores, firsts, strict=True):
+                _check_weights(Path(store), self._shards[first], target)
         ends = np.cumsum([len(shard["tokens"]) for shard in self._shards])
         self._starts, self.rows = np.concatenate([[0], ends[:-1]]), int(ends[-1])
 
@@ -277,6 +286,25 @@ def _manifest(directory: Path, target: Target) -> dict[str, Any]:
         lines = "; ".join(f"{k}: found {manifest.get(k)!r}, expected {expected[k]!r}" for k in differ)
         raise ValueError(f"{directory} holds hidden states of another target ({lines}): make a store for this one")
     return manifest
+
+
+def _check_weights(directory: Path, shard: dict[str, np.ndarray], target: Target) -> None:
+    """Holds the beginning of a store's first row against what the target says of it.
+
+    Raises:
+        ValueError: they differ by more than arithmetic and quantisation make of one model's weights.
+    """
+    fields = ("tokens", "positions", "segments", "response")
+    batch = Batch(**{name: np.asarray(shard[name][:1, :CHECKED]) for name in fields})
+    own = np.asarray(_hidden(target.graph, target.params, batch, ())["normed"], np.float32)[batch.segments > 0]
+    stored = np.asarray(shard["normed"][:1, :CHECKED], np.float32)[batch.segments > 0]
+    apart = float(np.linalg.norm(own - stored) / np.linalg.norm(stored))
+    if not apart < SAME_WEIGHTS:
+        raise ValueError(
+            f"{directory} was written by other weights than those of {target.name!r}: its hidden states differ by "
+            f"{apart:.0%} from what this target computes (expected less than {SAME_WEIGHTS:.0%}). Load that target, or "
+            "make a store for this one"
+        )
 
 
 def _finished(directory: Path) -> list[Path]:

@@ -3,6 +3,7 @@ import itertools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
@@ -147,6 +148,17 @@ def other(target, **changes):
 def test_another_targets_store_is_refused(target, store):
     with pytest.raises(ValueError, match="hidden states of another target .*target_config_hash: found '.*', expected"):
         HiddenStates(store, other(target, norm_eps=1e-6))
+
+
+def test_a_store_of_other_weights_is_refused(target, store):
+    """The same architecture, trained to be something else."""
+    tuned = jax.tree.map(lambda x: x + 0.5 * jnp.std(x) * jax.random.normal(jax.random.key(1), x.shape), target.params)
+    with pytest.raises(ValueError, match=r"other weights than those of 'tiny': its hidden states differ by \d+% "):
+        HiddenStates(store, dataclasses.replace(target, params=tuned))
+    with pytest.raises(ValueError, match="was written by other weights"):
+        write_store(store, dataclasses.replace(target, params=tuned), common.documents(target), CONFIG)
+    halved = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), target.params)
+    assert HiddenStates(store, dataclasses.replace(target, params=halved)).rows
 
 
 def test_a_store_is_not_continued_with_other_text(target, store):
