@@ -294,8 +294,10 @@ def _check_weights(directory: Path, shard: dict[str, np.ndarray], target: Target
     Raises:
         ValueError: they differ by more than arithmetic and quantisation make of one model's weights.
     """
-    fields = ("tokens", "positions", "segments", "response")
-    batch = Batch(**{name: np.asarray(shard[name][:1, :CHECKED]) for name in fields})
+    tokens, positions, segments, response = (
+        np.asarray(shard[name][:1, :CHECKED]) for name in ("tokens", "positions", "segments", "response")
+    )
+    batch = Batch(tokens, positions, segments, response)
     own = np.asarray(_hidden(target.graph, target.params, batch, ())["normed"], np.float32)[batch.segments > 0]
     stored = np.asarray(shard["normed"][:1, :CHECKED], np.float32)[batch.segments > 0]
     apart = float(np.linalg.norm(own - stored) / np.linalg.norm(stored))
