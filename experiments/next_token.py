@@ -5,7 +5,8 @@
 Reads the results.json of pretraining runs (same text, same tokens; heads and seeds differ) and prints, by held-out set,
 the next token's loss of each kind and number of heads, mean over seeds with their spread, and its distance to one head:
 held-out rows and the seeds that both have are resampled, runs of one seed together. Below 0 is better. An interval
-around 0 says that this many rows and seeds show no difference; with one seed it is of that seed alone.
+around 0 says that this many rows and seeds show no difference; with one seed it is of that seed alone. A further head
+is one layer more: runs are equal in text, not in size.
 """
 
 from __future__ import annotations

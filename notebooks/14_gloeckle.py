@@ -104,4 +104,5 @@ judge(
 # %% [markdown]
 # Scale is the caveat: 5.6 M parameters after 2.5 M tokens know little beyond the next token, and the paper itself finds that the gain
 # of multi-token prediction comes with size. On a processor a pass over four tokens of so small a model is not bound by memory, so
-# its speed says little.
+# its speed says little. Each further head is a layer more here, where the paper takes layers off the trunk to keep the size: models
+# with more heads have seen as much text, and are larger.
