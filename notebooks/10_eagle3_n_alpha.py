@@ -71,5 +71,5 @@ print(f"kept over two steps at the end: {kept[last['step'], 'greedy']:.0%} on gr
 # | claim | paper | ours | verdict |
 # |---|---|---|---|
 # | EAGLE loses acceptance with n | 92 % and 87 % of 0-alpha are left at 2-alpha | the zoo's EAGLE-1 head: 0-alpha 0.60 on greedy text; it is trained on the target's features alone, and its card has no later steps | undecided |
-# | EAGLE-3 hardly does | 96 % at 6-alpha | 82 % at 2-alpha on greedy text after 1.67 M tokens; the share that is kept rose from 72 % all through training | undecided: a head for a 135 M target has one small layer, and the share had hardly stopped rising |
+# | EAGLE-3 hardly does | 96 % at 6-alpha | 82 % at 2-alpha on greedy text after 1.67 M tokens; the share that is kept rose from 72 % and was flat over the last third of training | undecided: a head for a 135 M target has one small layer, and its card goes to two steps |
 # | training on its own outputs is what does it | section 3 | the pair `steps` of `configs/ablations.py` trains one and three steps at equal tokens | not run yet |

@@ -19,6 +19,14 @@ Array = np.ndarray
 CLAIM = (0.05, 0.15)  # what ensembles are said to gain on code and maths
 
 
+def _survivors(accepted_pd: ArrayLike) -> Array:
+    """Passes `[D + 1]` of all prompts that accepted at least so many tokens."""
+    counts_pd = np.asarray(accepted_pd, np.float64)
+    if counts_pd.ndim != 2 or counts_pd.shape[1] < 2 or not counts_pd.size:
+        raise ValueError(f"counts have shape {counts_pd.shape}; expected [prompts, depth + 1], both at least 1")
+    return counts_pd.sum(axis=0)[::-1].cumsum()[::-1]
+
+
 def counted_acceptance(accepted_pd: ArrayLike) -> Array:
     """Acceptance `[D]` at each draft position, given that all before it were accepted; all prompts pooled.
 
@@ -27,10 +35,7 @@ def counted_acceptance(accepted_pd: ArrayLike) -> Array:
     Raises:
         ValueError: counts of another shape, or none.
     """
-    counts_pd = np.asarray(accepted_pd, np.float64)
-    if counts_pd.ndim != 2 or counts_pd.shape[1] < 2 or not counts_pd.size:
-        raise ValueError(f"counts have shape {counts_pd.shape}; expected [prompts, depth + 1], both at least 1")
-    alive = counts_pd.sum(axis=0)[::-1].cumsum()[::-1]
+    alive = _survivors(accepted_pd)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(alive[:-1] > 0, alive[1:] / alive[:-1], np.nan)
 
@@ -46,16 +51,14 @@ def mean_acceptance(accepted_pd: ArrayLike) -> float:
     Positions thus count by how often they were tried. An unweighted mean over them would rest on the last, where few
     passes come, and could fall for a drafter that is better at every one of the passes.
     """
-    rates_d = counted_acceptance(accepted_pd)
-    counts_pd = np.asarray(accepted_pd, np.float64)
-    tried_d = counts_pd.sum(axis=0)[::-1].cumsum()[::-1][:-1]
-    return float(np.nansum(rates_d * tried_d) / tried_d.sum()) if tried_d.sum() else float("nan")
+    alive = _survivors(accepted_pd)
+    return float(alive[1:].sum() / alive[:-1].sum()) if alive[0] else float("nan")
 
 
 def accepted_length(accepted_pd: ArrayLike) -> float:
     """Mean accepted tokens of a pass: tau without the bonus."""
-    counts_d = np.asarray(accepted_pd, np.float64).sum(axis=0)
-    return float(counts_d @ np.arange(len(counts_d)) / counts_d.sum()) if counts_d.sum() else float("nan")
+    alive = _survivors(accepted_pd)
+    return float(alive[1:].sum() / alive[0]) if alive[0] else float("nan")
 
 
 STATISTICS: dict[str, Callable[[ArrayLike], float]] = {"first": first_acceptance, "mean": mean_acceptance}

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding import Context, Draft, Keys, Kind, Sampling
+from specjax.decoding.tree import subtree
 from specjax.drafting.eagle import FeatureDrafter, FeatureState
 from specjax.models import Decoder, KVCache, View
 
@@ -142,11 +143,10 @@ class EagleTree(FeatureDrafter):
         """
         kept = jax.lax.top_k(pool.scores, self.num_nodes)[1]
         nodes = pool.take(kept)
-        at = jnp.argmax(kept[:, None, :] == nodes.parents[:, :, None], axis=-1).astype(jnp.int32)
         batch = kept.shape[0]
         return Draft(
             tokens=nodes.tokens if vocab is None else vocab[nodes.tokens],
-            parents=jnp.where(nodes.parents < 0, -1, at),
+            parents=subtree(pool.parents, kept),
             valid=jnp.ones(kept.shape, bool),
             law=jnp.full(kept.shape, -1, jnp.int32),
             laws=jnp.zeros((batch, 0, 1), jnp.float32),

@@ -1,9 +1,9 @@
 """What the parts of a step cost: a target pass by width and a draft, each apart from the loop, and a plain step in it.
 
 These are the terms of the predicted speedup, E / (draft_passes * c + t(g + 1) / t(1)). t(1) is what a speedup is held
-against, a step of plain decoding: taken apart like the others, its pass has measured up to a tenth slower than in the
-loop, which no wider pass did. Everything is timed in rounds that take each part once, so that a machine whose speed
-drifts does so for all of them alike.
+against, a step of plain decoding: taken apart like the others, its pass has measured 7 to 12 % slower than in the loop,
+which a pass over four tokens did not. Everything is timed in rounds that take each part once, so that a machine whose
+speed drifts does so for all of them alike.
 """
 
 from __future__ import annotations

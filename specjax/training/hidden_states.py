@@ -31,7 +31,7 @@ FORMAT = 1
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 LSE_CHUNK = 1024
 CHECKED = 32  # Positions on which a store is held against the target that it is opened for.
-SAME_WEIGHTS = 0.1  # Rounding to bfloat16 leaves a hundredth, 4-bit weights some hundredths.
+SAME_WEIGHTS = 0.1  # A small target's own states come back within 0.005, those of one tuned for 50 steps 0.4 apart.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,8 +229,8 @@ class HiddenStates:
 
         Raises:
             FileNotFoundError: there is no store, or no finished shard in it.
-            ValueError: it is another target's, or one's with other weights; a shard is damaged, or two stores differ in
-                what they hold.
+            ValueError: it is another target's, or (looked at in one process only) one's with other weights; a shard is
+                damaged, or two stores differ in what they hold.
         """
         stores = [directories] if isinstance(directories, str | Path) else list(directories)
         if not stores:

@@ -129,12 +129,7 @@ def write_eagle(
     is_1 = layout.startswith("eagle") and layout != "eagle3"
     if not isinstance(config, EagleConfig if is_1 else Eagle3Config):
         raise ValueError(f"a drafter of method {drafter.method!r} cannot be written in the layout {layout!r}")
-    refuse_others(drafter, layout)
-    if target.config.num_layers in getattr(config, "taps", ()):
-        raise ValueError(
-            f"taps={config.taps}: servers read the inputs of layers, and none has number {target.config.num_layers}, "
-            "which is the last one's output here: keep the layout 'specjax', or train with earlier taps"
-        )
+    refuse_others(drafter, layout, target.config.num_layers)
     if is_1:
         params.pop("lm_head", None)  # rows of the target's
         params.setdefault("embed", {"embedding": target.params["embed"]["embedding"]})

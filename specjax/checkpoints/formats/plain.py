@@ -15,12 +15,13 @@ from specjax.models.eagle import Eagle3Config, EagleConfig
 FUSED = 3  # taps that vLLM, SGLang and SpecForge fuse, whatever a config says
 
 
-def refuse_others(drafter: SavedDrafter, layout: str) -> None:
+def refuse_others(drafter: SavedDrafter, layout: str, layers: int) -> None:
     """Checks that the readers of a layout compute what this head computes.
 
     Args:
         drafter: an EAGLE head.
         layout: that it shall be written in, for the message and for what it can express.
+        layers: of the target.
 
     Raises:
         ValueError: they do not; every reason is named.
@@ -45,6 +46,11 @@ def refuse_others(drafter: SavedDrafter, layout: str) -> None:
         raise ValueError(
             f"this head has fc_norm and norm_before_fc, and the readers of the layout {layout!r} have one of them at "
             "most: train with one, or keep the layout 'specjax'"
+        )
+    if layers in config.taps:
+        raise ValueError(
+            f"taps={config.taps}: servers read the inputs of layers, and none has number {layers}, which is the last "
+            "one's output here: keep the layout 'specjax', or train with earlier taps"
         )
     if layout == "eagle3" and config.norm_output:
         raise ValueError(
